@@ -1,0 +1,237 @@
+"""Alignment of two token sequences.
+
+**Problem.** Find runs of equal tokens, increasing in both sequences, that cover as many tokens as
+possible, where a run inside the text has at least `min_run` tokens: a shorter one is chance (the
+same three tokens between unrelated texts) and useless as KV state. The common prefix counts
+whatever its length and always wins, because its state is exact; a common suffix counts too.
+This is the "longest common subsequence in blocks of at least k" (LCSk++).
+
+**Why not a known diff.** Myers' O(ND) is quadratic once whole passages change, knows no minimum
+length and scatters single tokens over unrelated text; difflib (greedy longest block) is quadratic
+to cubic and takes the wrong copy of repeated text; patience and histogram diff anchor only on
+lines that are rare in the whole text, so a repeated block between two edits is lost or, worse, is
+matched first. rapidfuzz and other Levenshtein codes optimise edits, not blocks.
+
+**Algorithm.** The idea of histogram diff (anchors, rarest first) joined with sparse dynamic
+programming, all of it in NumPy:
+
+1. Cut off the common prefix and suffix (two vectorised comparisons).
+2. Hash every k-gram (k = `min_run`) of what is left, join equal ones by sorting, and merge pairs
+   that follow each other on one diagonal into maximal segments. While equal pairs are at most two
+   a token *all* of them count, so repeated text is weighed as a whole and the right copy wins; in
+   more repetitive text the rarest k-grams count in full and the others by rank of occurrence.
+3. The chain of segments that covers most tokens (dynamic programming; overlaps are cut), then
+   every chosen run is compared token for token (a hash is never trusted) and grown both ways.
+4. Where step 2 could not look at everything, repeat inside the gaps, within a fixed budget.
+5. Grow runs until no hunk begins or ends with an equal token, and join a run to the one before it
+   where an insertion or deletion can slide past it whole (appended turns end up as a hunk at the
+   end, not as a far copy of the generation prompt).
+
+**Cost.** O(n) for one edit, O(n log n) for several (the sorts), plus O(s**2) for s segments,
+s at most 4,096; unrelated, constant, periodic or two-symbol sequences stay within a budget linear
+in their length. No recursion.
+
+**Limits.** Order is kept: a moved block is matched only if it weighs more than what it crosses.
+In text that is periodic throughout and edited every few hundred tokens, occurrences are paired by
+rank only, and up to a quarter of what could be aligned may be missed.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .result import Alignment, Run, hunks_between
+from .segments import Ints, best_chain, find_segments
+
+_MAX_SEGMENTS = 4096
+_MIN_SEGMENTS = 64
+_STEP_COST = 4096  # a step of the chain costs about as much as this many segment pairs
+_CHAIN_WORK = 64 * 2**20  # segment pairs looked at in all, about half a second
+_PASSES = 16  # tokens looked at in all, as a multiple of the sequences' length
+_GAP_COST = 384  # looking at a gap costs at least as much as this many tokens
+
+_Gap = tuple[int, int, int, int]  # old start, old stop, new start, new stop
+
+
+def align(old_ids: Any, new_ids: Any, *, min_run: int = 16) -> Alignment:
+    """Align two token sequences; `old_ids` and `new_ids` are `[tokens]` integer arrays or lists.
+
+    Every run is truly equal, runs increase strictly in both sequences, and no hunk begins or ends
+    with a token that is equal on both sides. Runs that touch neither the common prefix nor the
+    common end have at least `min_run` tokens. Neither argument is changed. Empty sequences are
+    fine.
+
+    Raises:
+        InputError: a sequence is not one-dimensional or not of integers, or `min_run` < 1.
+    """
+    old, new = _as_tokens(old_ids, "old_ids"), _as_tokens(new_ids, "new_ids")
+    k = _as_min_run(min_run)
+    prefix = _equal_ahead(old, new)
+    suffix = _equal_behind(old[prefix:], new[prefix:])
+    runs = [Run(0, 0, prefix)] if prefix else []
+    kept = suffix
+    if prefix + suffix < min(len(old), len(new)):
+        # The first tokens of the suffix stay in play: a run may be worth more than they are.
+        kept -= min(suffix, 2 * k)
+        gap = prefix, len(old) - kept, prefix, len(new) - kept
+        runs += _interior_runs(old, new, k, gap, corner=suffix - kept)
+    if kept:
+        runs.append(Run(len(old) - kept, len(new) - kept, kept))
+    final = _tidy(old, new, runs)
+    return Alignment(len(old), len(new), final, hunks_between(final, len(old), len(new)))
+
+
+def _interior_runs(old: Ints, new: Ints, k: int, region: _Gap, corner: int) -> list[Run]:
+    """Verified runs inside `region`, in order; its last `corner` tokens are equal on both sides."""
+    runs: list[Run] = []
+    gaps = [region]
+    tokens_left = _PASSES * (len(old) + len(new))
+    chain_left = _CHAIN_WORK
+    while gaps and tokens_left > 0:
+        gap = gaps.pop()
+        old_lo, old_hi, new_lo, new_hi = gap
+        tokens_left -= old_hi - old_lo + new_hi - new_lo + _GAP_COST
+        limit = max(_MIN_SEGMENTS, min(_MAX_SEGMENTS, isqrt(chain_left)))
+        found = find_segments(old[old_lo:old_hi], new[new_lo:new_hi], k, limit)
+        rows = found.old_start, found.new_start, found.length
+        shortest = np.full(len(found.length), k, dtype=np.int64)
+        if gap == region and corner:
+            end = old_hi - old_lo - corner, new_hi - new_lo - corner
+            rows, shortest = _with_corner(rows, shortest, (*end, corner))
+        chain_left = max(0, chain_left - len(rows[0]) * (len(rows[0]) + _STEP_COST))
+        chosen = [Run(old_lo + o, new_lo + n, size) for o, n, size in best_chain(*rows, shortest)]
+        grown = _grow(old, new, chosen, gap)
+        runs += grown
+        if not found.complete and grown:
+            gaps += [g for g in _gaps_around(grown, gap) if min(g[1] - g[0], g[3] - g[2]) >= k]
+    return sorted(runs, key=lambda run: run.old_start)
+
+
+def _with_corner(
+    rows: tuple[Ints, Ints, Ints], shortest: Ints, corner: tuple[int, int, int]
+) -> tuple[tuple[Ints, Ints, Ints], Ints]:
+    """Add the segment that ends both sequences, for which any length will do."""
+    old_start, new_start, length = rows
+    # Found as a segment already, if it is long enough: take it out, lest it count twice.
+    other = old_start + length != corner[0] + corner[2]
+    other |= new_start + length != corner[1] + corner[2]
+    o, n, size = (
+        np.append(row[other], np.int64(value)) for row, value in zip(rows, corner, strict=True)
+    )
+    shortest = np.append(shortest[other], np.int64(1))
+    order = np.lexsort((n, o))
+    return (o[order], n[order], size[order]), shortest[order]
+
+
+def _grow(old: Ints, new: Ints, runs: list[Run], gap: _Gap) -> list[Run]:
+    """Drop runs that are not equal token for token (hash collisions), grow the others in `gap`."""
+    true = [
+        run
+        for run in runs
+        if np.array_equal(old[run.old_start : run.old_stop], new[run.new_start : run.new_stop])
+    ]
+    grown: list[Run] = []
+    old_at, _, new_at, _ = gap
+    for at, run in enumerate(true):
+        behind = _equal_behind(old[old_at : run.old_start], new[new_at : run.new_start])
+        old_end, new_end = gap[1], gap[3]
+        if at + 1 < len(true):
+            old_end, new_end = true[at + 1].old_start, true[at + 1].new_start
+        ahead = _equal_ahead(old[run.old_stop : old_end], new[run.new_stop : new_end])
+        run = Run(run.old_start - behind, run.new_start - behind, behind + run.length + ahead)
+        grown.append(run)
+        old_at, new_at = run.old_stop, run.new_stop
+    return grown
+
+
+def _gaps_around(runs: list[Run], gap: _Gap) -> list[_Gap]:
+    hunks: list[_Gap] = []
+    old_at, old_hi, new_at, new_hi = gap
+    for run in (*runs, Run(old_hi, new_hi, 0)):
+        hunks.append((old_at, run.old_start, new_at, run.new_start))
+        old_at, new_at = run.old_stop, run.new_stop
+    return hunks
+
+
+def _tidy(old: Ints, new: Ints, runs: list[Run]) -> tuple[Run, ...]:
+    """Grow runs into the hunks between them; join runs where a whole run can slide to its left."""
+    tidy: list[Run] = []
+    old_at = new_at = 0
+    for run in runs:
+        if tidy:
+            last = tidy[-1]
+            ahead = _equal_ahead(old[old_at : run.old_start], new[new_at : run.new_start])
+            old_at, new_at = old_at + ahead, new_at + ahead
+            last = Run(last.old_start, last.new_start, last.length + ahead)
+            tidy[-1] = last
+            if _slides(old, new, last, run):
+                tidy[-1] = last = Run(last.old_start, last.new_start, last.length + run.length)
+                old_at, new_at = last.old_stop, last.new_stop
+                continue
+        behind = _equal_behind(old[old_at : run.old_start], new[new_at : run.new_start])
+        run = Run(run.old_start - behind, run.new_start - behind, run.length + behind)
+        tidy.append(run)
+        old_at, new_at = run.old_stop, run.new_stop
+    if tidy:
+        last = tidy[-1]
+        ahead = _equal_ahead(old[old_at:], new[new_at:])
+        tidy[-1] = Run(last.old_start, last.new_start, last.length + ahead)
+    return tuple(tidy)
+
+
+def _slides(old: Ints, new: Ints, last: Run, run: Run) -> bool:
+    """Whether the tokens of `run` also follow `last` directly, with nothing lost by saying so."""
+    if last.old_stop != run.old_start and last.new_stop != run.new_start:
+        return False  # a replacement, not an insertion or deletion
+    old_here = old[last.old_stop : last.old_stop + run.length]
+    new_here = new[last.new_stop : last.new_stop + run.length]
+    return len(old_here) == len(new_here) == _equal_ahead(old_here, new_here) == run.length
+
+
+def _equal_ahead(a: Ints, b: Ints) -> int:
+    """Length of the common prefix of `a` and `b`, comparing in pieces that grow."""
+    size = min(len(a), len(b))
+    at, piece = 0, 256
+    while at < size:
+        stop = min(at + piece, size)
+        unequal = a[at:stop] != b[at:stop]
+        first = int(unequal.argmax())
+        if unequal[first]:
+            return at + first
+        at, piece = stop, piece * 4
+    return size
+
+
+def _equal_behind(a: Ints, b: Ints) -> int:
+    """Length of the common suffix of `a` and `b`."""
+    return _equal_ahead(a[::-1], b[::-1])
+
+
+def _as_tokens(ids: Any, name: str) -> Ints:
+    try:
+        tokens = np.asarray(ids)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name} is not an array of token ids: {error}") from error
+    if tokens.ndim != 1:
+        raise InputError(
+            f"{name} has {tokens.ndim} dimensions {tokens.shape}; pass one sequence of token ids "
+            "of shape [tokens], for a batch one row at a time"
+        )
+    if tokens.size and tokens.dtype.kind not in "iu":
+        raise InputError(f"{name} holds {tokens.dtype}, not integers; pass token ids")
+    return tokens.astype(np.int64, copy=False)
+
+
+def _as_min_run(min_run: int) -> int:
+    try:
+        value = operator.index(min_run)
+    except TypeError as error:
+        raise InputError(f"min_run is {min_run!r}; pass a whole number of tokens") from error
+    if value < 1:
+        raise InputError(f"min_run is {value}; a run has at least 1 token")
+    return value

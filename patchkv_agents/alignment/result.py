@@ -1,0 +1,129 @@
+"""What an alignment of two token sequences is: runs, hunks, prefix, position map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`length` tokens that are equal in both sequences, without a gap.
+
+    `old[old_start : old_start + length] == new[new_start : new_start + length]`.
+    """
+
+    old_start: int
+    new_start: int
+    length: int
+
+    @property
+    def old_stop(self) -> int:
+        """End of the run in the old sequence (exclusive)."""
+        return self.old_start + self.length
+
+    @property
+    def new_stop(self) -> int:
+        """End of the run in the new sequence (exclusive)."""
+        return self.new_start + self.length
+
+    @property
+    def shift(self) -> int:
+        """How far the run moved, in tokens: new position minus old position."""
+        return self.new_start - self.old_start
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """`old[old_start:old_stop]` was replaced by `new[new_start:new_stop]`; one may be empty."""
+
+    old_start: int
+    old_stop: int
+    new_start: int
+    new_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Which tokens of a new sequence are old ones, in order, and where they were.
+
+    `runs` increase strictly in both sequences and do not overlap; `hunks` are the gaps before,
+    between and after them, in order. Runs and hunks together tile both sequences.
+    """
+
+    tokens_old: int
+    tokens_new: int
+    runs: tuple[Run, ...]
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the first difference: the length of the run at (0, 0), else 0."""
+        if self.runs and self.runs[0].old_start == 0 and self.runs[0].new_start == 0:
+            return self.runs[0].length
+        return 0
+
+    @property
+    def aligned_tokens(self) -> int:
+        """Tokens of the new sequence that are old ones, the prefix included."""
+        return sum(run.length for run in self.runs)
+
+    @property
+    def recoverable_tokens(self) -> int:
+        """Aligned tokens after the prefix: what an exact prefix cache loses and has old state."""
+        return self.aligned_tokens - self.prefix
+
+    def position_map(self) -> NDArray[np.int64]:
+        """Old position of each new token, int64 `[tokens_new]`; -1 where the token is new."""
+        positions = np.full(self.tokens_new, -1, dtype=np.int64)
+        for run in self.runs:
+            positions[run.new_start : run.new_stop] = np.arange(run.old_start, run.old_stop)
+        return positions
+
+    def check(self, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
+        """Compare every claim of this alignment with the two sequences (`[tokens]`, integers).
+
+        Raises:
+            InputError: a run is empty, out of order or not equal token for token, it could be
+                made longer at one end, or runs and hunks do not tile both sequences.
+        """
+        if (len(old), len(new)) != (self.tokens_old, self.tokens_new):
+            raise _mismatch(f"it is for {self.tokens_old} and {self.tokens_new} tokens")
+        if hunks_between(self.runs, self.tokens_old, self.tokens_new) != self.hunks:
+            raise _mismatch("its hunks are not the gaps between its runs")
+        for run in self.runs:
+            same = np.array_equal(
+                old[run.old_start : run.old_stop], new[run.new_start : run.new_stop]
+            )
+            if run.length < 1 or run.old_start < 0 or run.new_start < 0 or not same:
+                raise _mismatch(f"{run} does not cover equal tokens")
+        for hunk in self.hunks:
+            if hunk.old_start > hunk.old_stop or hunk.new_start > hunk.new_stop:
+                raise _mismatch(f"the runs around {hunk} are out of order or overlap")
+            if hunk.old_start == hunk.old_stop or hunk.new_start == hunk.new_stop:
+                continue
+            first = old[hunk.old_start] == new[hunk.new_start]
+            if first or old[hunk.old_stop - 1] == new[hunk.new_stop - 1]:
+                raise _mismatch(f"{hunk} begins or ends with an equal token: a run is too short")
+
+
+def hunks_between(runs: tuple[Run, ...], tokens_old: int, tokens_new: int) -> tuple[Hunk, ...]:
+    """The gaps before, between and after `runs` (in order); a gap empty on both sides is none."""
+    hunks = []
+    old_at = new_at = 0
+    for run in (*runs, Run(tokens_old, tokens_new, 0)):
+        if (old_at, new_at) != (run.old_start, run.new_start):
+            hunks.append(Hunk(old_at, run.old_start, new_at, run.new_start))
+        old_at, new_at = run.old_stop, run.new_stop
+    return tuple(hunks)
+
+
+def _mismatch(what: str) -> InputError:
+    return InputError(
+        f"this alignment does not describe these two sequences: {what}; "
+        "align the sequences that are in use again"
+    )

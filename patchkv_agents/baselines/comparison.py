@@ -1,0 +1,141 @@
+"""One edited context resumed by several methods on one engine, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from patchkv_agents.context import ContextVersion, Conversation
+from patchkv_agents.engine import Engine, Reply
+from patchkv_agents.recovery import RecoveryPolicy
+
+CONTINUATION_TOKENS = 16
+"""Greedy tokens that must all be equal for `exact_continuation`."""
+
+TIMES = ("render_ms", "planning_ms", "restore_ms", "recompute_ms", "resume_ttft_ms")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MethodResult:
+    """What one method did, compared with a full prefill of the new context.
+
+    Attributes:
+        reply: of the first round; times in its report are medians over all rounds.
+        rounds_ms: `resume_ttft_ms` of every round.
+        first_token_kl: KL(full prefill || method) of the first output token, in nats.
+        top1_agree: whether both have the same most likely first token.
+        exact_continuation: whether the first 16 greedy tokens (or all, if fewer) are equal.
+    """
+
+    reply: Reply
+    rounds_ms: tuple[float, ...]
+    first_token_kl: float
+    top1_agree: bool
+    exact_continuation: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """How the methods did on one edit.
+
+    Attributes:
+        old_reply: the answer before the edit.
+        versions: the context before and after the edit, as the threads' history has them.
+        methods: by name, `full_prefill` among them.
+    """
+
+    old_reply: Reply
+    versions: tuple[ContextVersion, ...]
+    methods: Mapping[str, MethodResult]
+
+    @property
+    def new_version(self) -> ContextVersion:
+        """The context after the edit."""
+        return self.versions[-1]
+
+
+def first_token_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
+    """KL(reference || logits) in nats of two logit vectors `[vocab]`, in float64; never negative."""
+    expected = reference.double().log_softmax(dim=-1)
+    actual = logits.double().log_softmax(dim=-1)
+    return max(0.0, float((expected.exp() * (expected - actual)).sum()))
+
+
+def compare_methods(
+    engine: Engine,
+    old: Conversation,
+    new: Conversation,
+    policies: Sequence[RecoveryPolicy],
+    *,
+    rounds: int = 1,
+    max_new_tokens: int = 24,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Comparison:
+    """Answer `old`, suspend, then answer `new` by every policy from the same stored state.
+
+    Rounds are interleaved: each runs every method once, the full prefill first.
+
+    Args:
+        engine: runs everything; its threads of these names are dropped first.
+        old, new: the context before and after the edit.
+        policies: the methods; results carry their names.
+        rounds: how often every method runs. Answers come from the first round.
+        max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
+        progress: told what runs next.
+    """
+    answer = {"max_new_tokens": max(max_new_tokens, CONTINUATION_TOKENS), "temperature": 0.0}
+    engine.drop("compare/old")
+    thread = engine.thread("compare/old")
+    progress("prefill of the old context")
+    old_reply = thread.generate(old.messages, tools=old.tools, **answer)
+    thread.suspend()
+
+    versions = thread.history.log()[::-1]
+
+    def run(policy: RecoveryPolicy | None, first_round: bool) -> Reply:
+        nonlocal versions
+        engine.drop("compare/run")
+        if policy is None:
+            branch = engine.thread("compare/run")
+        else:
+            branch = thread.fork("compare/run")
+        arguments = answer if first_round else {"max_new_tokens": 1}
+        try:
+            reply = branch.generate(new.messages, tools=new.tools, policy=policy, **arguments)
+        finally:
+            engine.drop("compare/run")
+        if policy is not None:
+            versions = branch.history.log()[::-1]
+        return reply
+
+    plans: dict[str, RecoveryPolicy | None] = {"full_prefill": None}
+    plans |= {policy.name: policy for policy in policies}
+    replies: dict[str, list[Reply]] = {name: [] for name in plans}
+    for index in range(rounds):
+        for name, policy in plans.items():
+            suffix = f" (round {index + 1} of {rounds})" if rounds > 1 else ""
+            progress(f"{name.replace('_', ' ')}{suffix}")
+            replies[name].append(run(policy, index == 0))
+    engine.drop("compare/old")
+    reference = replies["full_prefill"][0]
+    results = {name: _result(reference, runs) for name, runs in replies.items()}
+    return Comparison(old_reply, versions, results)
+
+
+def _result(reference: Reply, runs: Sequence[Reply]) -> MethodResult:
+    first = runs[0]
+    times: dict[str, Any] = {
+        name: median(getattr(reply.report, name) for reply in runs) for name in TIMES
+    }
+    return MethodResult(
+        reply=replace(first, report=replace(first.report, **times)),
+        rounds_ms=tuple(reply.report.resume_ttft_ms for reply in runs),
+        first_token_kl=first_token_kl(reference.first_logits, first.first_logits),
+        top1_agree=bool(reference.first_logits.argmax() == first.first_logits.argmax()),
+        exact_continuation=reference.token_ids[:CONTINUATION_TOKENS]
+        == first.token_ids[:CONTINUATION_TOKENS],
+    )

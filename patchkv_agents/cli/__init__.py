@@ -1,0 +1,1 @@
+"""The `patchkv` command. `patchkv_agents.cli.main` holds the app, each other module one command."""

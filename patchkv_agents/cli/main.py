@@ -1,0 +1,69 @@
+"""The `patchkv` command line: the commands, and what becomes of errors.
+
+A command is a plain function with typer options, in a module of its own, which imports what is
+slow (torch, transformers) inside the function: `patchkv --help` loads none of it. To add one,
+import its module here and add a line below `app`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import PatchKVError
+from . import demo, diff
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="patchkv",
+    help="Recover the KV cache of an agent whose context was edited, instead of prefilling again.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="demo")(demo.demo)
+app.command(name="diff")(diff.diff)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"patchkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
+
+    Args:
+        argv: the arguments after the program's name; those of the process where None.
+
+    Raises:
+        SystemExit: always.
+    """
+    try:
+        app(args=None if argv is None else list(argv), prog_name="patchkv")
+    except PatchKVError as error:
+        # One plain message: the text may hold anything, so no markup and no wrapping.
+        print(f"patchkv: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Attention mass received by each token, collected while rows run through the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from patchkv_agents.ranges import mask_of
+
+PROMPT_QUERIES = 32
+"""The last prompt positions whose attention is collected."""
+MAX_QUERIES = 64
+"""Prompt positions and decode steps together."""
+SAMPLED_LAYERS = 8
+"""Layers that are sampled, evenly spaced."""
+
+
+def sampled_layers(layers: int) -> frozenset[int]:
+    """Up to `SAMPLED_LAYERS` of `layers` layers, evenly spaced, the last one included."""
+    count = min(SAMPLED_LAYERS, layers)
+    return frozenset(int(layer) for layer in np.linspace(layers - 1, 0, count).round())
+
+
+class AttentionCapture:
+    """Sums the softmax rows of chosen query positions over heads and sampled layers.
+
+    Costs one `[heads, queries, tokens]` product per sampled layer; nothing is kept but the sum,
+    `[tokens]`. No `output_attentions`, no eager attention.
+
+    Args:
+        layers: indices of the layers to sample.
+        prior: scores carried over from an earlier version, `[tokens]`; they stand in for the
+            prompt queries that did not run.
+        device: of the sum.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: frozenset[int],
+        prior: npt.NDArray[np.floating[Any]] | None,
+        device: torch.device,
+    ) -> None:
+        self._layers = layers
+        self._prior = prior
+        self._device = device
+        self._mass = torch.zeros(0, dtype=torch.float32, device=device)
+        self._queries: list[tuple[int, int]] = []
+        self._observed = 0
+
+    @property
+    def queries(self) -> int:
+        """Query positions seen or announced so far."""
+        return sum(stop - start for start, stop in self._queries)
+
+    def announce(self, start: int, stop: int) -> None:
+        """Collect from the query positions `[start, stop)` as they run, up to `MAX_QUERIES`."""
+        stop = min(stop, start + MAX_QUERIES - self.queries)
+        if stop > start:
+            self._queries.append((start, stop))
+
+    def observe(
+        self,
+        layer: int,
+        start: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        scaling: float | None,
+    ) -> None:
+        """Add what the announced queries among rows `[start, start + rows)` attend to.
+
+        Args:
+            layer: layer index; only sampled layers count.
+            start: position of the first row.
+            query: `[heads, rows, head_dim]`.
+            key: `[kv_heads, start + rows, head_dim]`.
+            scaling: factor of the scores; None is `head_dim ** -0.5`.
+        """
+        if layer not in self._layers:
+            return
+        stop = start + query.shape[1]
+        for first, last in self._queries:
+            first, last = max(first, start), min(last, stop)
+            if first < last:
+                self._add(query[:, first - start : last - start], key[:, :last], first, scaling)
+                self._observed += (last - first) if layer == max(self._layers) else 0
+
+    def _add(
+        self, query: torch.Tensor, key: torch.Tensor, first: int, scaling: float | None
+    ) -> None:
+        """Add the attention of the rows from position `first` on, which `key` ends with."""
+        heads, rows, head_dim = query.shape
+        kv_heads, tokens, _ = key.shape
+        factor = head_dim**-0.5 if scaling is None else scaling
+        folded = query.reshape(kv_heads, -1, head_dim)
+        scores = (torch.matmul(folded, key.transpose(1, 2)) * factor).float()
+        scores = scores.view(heads, rows, tokens)
+        future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu(1)
+        scores[:, :, first:].masked_fill_(future, float("-inf"))
+        received = scores.softmax(dim=-1).sum(dim=(0, 1))
+        if tokens > len(self._mass):
+            self._mass = F.pad(self._mass, (0, tokens - len(self._mass)))
+        self._mass[:tokens] += received
+
+    def scores(self, tokens: int) -> npt.NDArray[np.float32]:
+        """Share of the mass that each of the first `tokens` tokens received, float32 `[tokens]`.
+
+        Sums to 1, or is all zero if nothing is known. A query position has no score of its own:
+        only the queries at and behind it could see it.
+        """
+        mass = np.zeros(tokens, dtype=np.float32)
+        seen = min(tokens, len(self._mass))
+        mass[:seen] = self._mass[:seen].cpu().numpy()
+        mass[mask_of(self._queries, tokens)] = 0.0
+        scores = _normalised(mass)
+        if self._prior is not None and self._observed < PROMPT_QUERIES:
+            share = np.float32(self._observed / PROMPT_QUERIES)
+            prior = np.zeros(tokens, dtype=np.float32)
+            known = min(tokens, len(self._prior))
+            prior[:known] = self._prior[:known]
+            scores = _normalised(share * scores + (1 - share) * _normalised(prior))
+        return scores
+
+
+def _normalised(mass: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    total = float(mass.sum())
+    return mass / np.float32(total) if total > 0 else mass

@@ -1,0 +1,152 @@
+"""Choosing tokens and turning them into text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from patchkv_agents.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    Attributes:
+        max_new_tokens: most tokens to generate, at least 1.
+        temperature: 0 is greedy.
+        top_p, top_k: nucleus and top-k filters; 1.0 and 0 turn them off.
+        stop: strings that end the text; they are not part of it.
+        seed: makes sampling repeatable; None draws anew.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {self.max_new_tokens}: use 1 or more")
+        if not self.temperature >= 0:
+            raise InputError(f"temperature is {self.temperature}: use 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}: use more than 0, at most 1")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}: use 0 (off) or more")
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise InputError("stop is a sequence of non-empty strings, such as ('END',)")
+
+
+class Sampler:
+    """Draws one token after another from logits; the warpers are those of Transformers."""
+
+    def __init__(self, params: SamplingParams, device: torch.device) -> None:
+        self._warpers = LogitsProcessorList()
+        self._greedy = params.temperature == 0
+        if not self._greedy:
+            self._warpers.append(TemperatureLogitsWarper(float(params.temperature)))
+        if params.top_k:
+            self._warpers.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1:
+            self._warpers.append(TopPLogitsWarper(params.top_p))
+        self._generator = torch.Generator(device)
+        if params.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(params.seed)
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """The next token id from logits `[vocab]`."""
+        if self._greedy:
+            return int(logits.argmax())
+        ids: Any = torch.empty(1, 0, dtype=torch.long, device=logits.device)
+        scores = self._warpers(ids, logits[None].float().clone())
+        probabilities = scores.softmax(dim=-1)[0]
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
+
+class TextStream:
+    """Decodes tokens one by one into text that never has to be taken back."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._ids: list[int] = []
+        self._decoded_to = 0
+        self._text = ""
+        self._emitted = 0
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        """All text so far, without a stop string and what follows it."""
+        return self._text
+
+    def add(self, token_id: int) -> str:
+        """Take one token; return the text that is certain now and was not returned before."""
+        self._ids.append(token_id)
+        # A few tokens of context keep the spacing right where decoding depends on the neighbour.
+        context = self._ids[max(0, self._decoded_to - 4) : self._decoded_to]
+        pending = self._ids[self._decoded_to :]
+        whole = self._decode(context + pending)
+        if whole.endswith("\ufffd") and len(pending) < 8:  # a character cut in the middle
+            return ""
+        self._text += whole[len(self._decode(context)) :]
+        self._decoded_to = len(self._ids)
+        found = [at for at in (self._text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self._text, self.stopped = self._text[: min(found)], True
+            return self._take(len(self._text))
+        return self._take(len(self._text) - self._held_back())
+
+    def finish(self) -> str:
+        """The rest of the text, once there are no more tokens."""
+        if not self.stopped and self._decoded_to < len(self._ids):
+            self._text += self._decode(self._ids[self._decoded_to :])
+            self._decoded_to = len(self._ids)
+        return self._take(len(self._text))
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _held_back(self) -> int:
+        """Length of the end of the text that may be the beginning of a stop string."""
+        lengths = [
+            length
+            for stop in self._stop
+            for length in range(1, len(stop))
+            if self._text.endswith(stop[:length])
+        ]
+        return max(lengths, default=0)
+
+    def _take(self, end: int) -> str:
+        piece = self._text[self._emitted : end]
+        self._emitted = max(self._emitted, end)
+        return piece
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> frozenset[int]:
+    """Ids that end a reply: those of the generation config and the tokenizer's own."""
+    configured = getattr(generation_config, "eos_token_id", None)
+    ids = set(configured if isinstance(configured, list) else [configured])
+    ids.add(tokenizer.eos_token_id)
+    return frozenset(token for token in ids if token is not None)

@@ -1,0 +1,191 @@
+"""Load tokenizers and models: the embedded model, a local folder or a Transformers model id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchkv_agents.engine.embedded import EMBEDDED_NAME, chat_template, embedded_folder
+from patchkv_agents.errors import (
+    InputError,
+    ModelNotFoundError,
+    PatchKVError,
+    UnsupportedModelError,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_TIMEOUT_S = 4.0
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model.
+
+    Args:
+        name: `smollm2` for the embedded model (converted at first use), a local folder, or a
+            Transformers model id. An id is first looked for in the local Transformers cache.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
+        UnsupportedModelError: Transformers cannot load it.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, name)
+    if name == EMBEDDED_NAME:
+        # Set here, not stored by the conversion, so that it always is the installed version's.
+        tokenizer.chat_template = chat_template()
+    return tokenizer
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model for inference (evaluation mode, no gradients) and its tokenizer.
+
+    Args:
+        name: as for `load_tokenizer`.
+        dtype: of the weights, such as `"bfloat16"`; the checkpoint's own where None.
+        device: such as `"cuda:1"`; the first CUDA device where None, the CPU where there is none.
+
+    Raises:
+        InputError: `dtype` or `device` does not exist.
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
+        UnsupportedModelError: Transformers cannot load it as a causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise InputError("unknown dtype: use float32, bfloat16 or float16")
+    target = _device(device)
+    tokenizer = load_tokenizer(name)  # the cheap part first: it finds most mistakes
+    model = _load(AutoModelForCausalLM, name, dtype=dtype or "auto")
+    return model.to(target).eval().requires_grad_(False), tokenizer
+
+
+@contextmanager
+def quiet_transformers(*, progress: bool = False) -> Iterator[None]:
+    """Silence Transformers' warnings and, unless `progress`, its progress bars, for a while."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    import torch
+
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise InputError(f"unknown device {device!r}: use cpu, cuda or cuda:N") from None
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device {chosen} does not exist: this machine shows {torch.cuda.device_count()} CUDA "
+            "devices to torch; use device='cpu', or install a torch build for your GPU"
+        )
+    return chosen
+
+
+def _load(auto_class: Any, name: str, **options: Any) -> Any:
+    """`auto_class.from_pretrained`, with clear errors, and off the network where that is possible.
+
+    Transformers retries the hub for most of a minute where there is no network. So what is on this
+    machine is tried first, and one request with a short timeout decides whether to ask the hub.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        if name == EMBEDDED_NAME:
+            folder = embedded_folder()
+            with quiet_transformers():
+                return auto_class.from_pretrained(folder, local_files_only=True, **options)
+        with quiet_transformers(progress=True):  # a large model takes minutes
+            local = Path(name).expanduser()
+            if name and local.is_dir():
+                _check_folder(local)
+                return auto_class.from_pretrained(local, local_files_only=True, **options)
+            if not _HUB_ID.fullmatch(name):
+                raise ModelNotFoundError(
+                    f"there is no folder {name!r}, and it is no model id: give '{EMBEDDED_NAME}', "
+                    "a folder with a Transformers model, or an id such as Qwen/Qwen3-0.6B"
+                )
+            try:
+                return auto_class.from_pretrained(name, local_files_only=True, **options)
+            except OSError:
+                _check_hub_has(name)
+                return auto_class.from_pretrained(name, **options)
+    except PatchKVError:
+        raise
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"no usable model in {name!r}: {_first_line(error)}. It needs config.json, "
+            "the tokenizer's files and the weights, as `save_pretrained` writes them"
+        ) from error
+    except (ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise UnsupportedModelError(
+            f"Transformers cannot load {name!r}: {_first_line(error)}. Check that its files are "
+            "whole, and that it is a causal language model known to the installed Transformers"
+        ) from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise where a look into the folder explains better than Transformers why loading fails."""
+    from transformers import AutoConfig
+
+    if (folder / "config.json").is_file():
+        AutoConfig.from_pretrained(folder, local_files_only=True)  # names an unknown architecture
+    elif not (folder / "tokenizer.json").is_file():
+        raise ModelNotFoundError(
+            f"the folder {str(folder)!r} holds no model (no config.json): give the folder that "
+            "`save_pretrained` wrote, or the one that holds a downloaded model's files"
+        )
+
+
+def _check_hub_has(name: str) -> None:
+    """Raise unless the model hub answers, within seconds, that it has the model `name`."""
+    from huggingface_hub import model_info
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        model_info(name, timeout=_HUB_TIMEOUT_S)
+    except GatedRepoError:
+        raise ModelNotFoundError(
+            f"the model {name!r} asks for its licence to be accepted: do so on its page, then run "
+            "`hf auth login`"
+        ) from None
+    except RepositoryNotFoundError:
+        raise ModelNotFoundError(
+            f"there is no folder and no model {name!r}: check the spelling, or run `hf auth login` "
+            f"if it is private. '{EMBEDDED_NAME}' names the embedded model"
+        ) from None
+    except Exception as error:  # the hub's HTTP client has changed twice: no common class
+        raise ModelNotFoundError(
+            f"there is no folder {name!r}, the local Transformers cache does not hold it, and the "
+            f"model hub cannot be asked ({_first_line(error)}): check the spelling and the "
+            f"network, give a local folder, or use the embedded model '{EMBEDDED_NAME}'"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

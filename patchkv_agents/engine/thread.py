@@ -1,0 +1,252 @@
+"""A thread: one conversation of an agent, its history, and its KV state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from patchkv_agents.context import ContextHistory, ContextVersion, Edit, RenderedContext, render
+from patchkv_agents.engine.generation import Sampler, SamplingParams, TextStream
+from patchkv_agents.engine.sequence import KVSequence, Resumed
+from patchkv_agents.errors import ContextError, ContextTooLongError, PatchKVError
+from patchkv_agents.recovery.plan import RecoveryPlan
+from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.report import RecoveryReport
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """What the model answered.
+
+    Attributes:
+        text: the answer, without special tokens and stop string.
+        token_ids: sampled ids, the end-of-turn token not among them.
+        finish_reason: `"stop"` (end of turn or stop string) or `"length"`.
+        report: how the context's KV state was obtained.
+        plan: the same, token by token.
+        version_id: id of the context version that was answered.
+        first_logits: logits of the first output token, `[vocab]`.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    report: RecoveryReport
+    plan: RecoveryPlan
+    version_id: str
+    first_logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamChunk:
+    """A piece of a streamed answer; `reply` is set on the last one only."""
+
+    text: str
+    reply: Reply | None = None
+
+
+class Thread:
+    """One conversation. Made by `Engine.thread`; its calls may not overlap."""
+
+    def __init__(self, engine: Engine, thread_id: str) -> None:
+        self.id = thread_id
+        self.history = ContextHistory()
+        self._engine = engine
+        self._sequence = KVSequence(engine.adapter, engine.rope)
+        self._busy = threading.Lock()
+
+    @property
+    def sequence(self) -> KVSequence:
+        """Tokens and KV state below the messages."""
+        return self._sequence
+
+    def generate(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        edits: Iterable[Edit] | None = None,
+        policy: RecoveryPolicy | None = None,
+        **sampling: Any,
+    ) -> Reply:
+        """Answer `messages`, reusing the state of the previous call as far as the policy allows.
+
+        Args:
+            messages: the whole conversation, in OpenAI form. Copied.
+            tools: tool schemas for the chat template.
+            template_args: further arguments of the chat template.
+            edits: what the caller knows of the changes since the last call.
+            policy: for this call; the engine's otherwise.
+            sampling: fields of `SamplingParams`; greedy by default.
+
+        Raises:
+            ContextError: malformed or empty messages.
+            ContextTooLongError: the context leaves no room for an answer.
+            PatchKVError: the thread is answering already.
+        """
+        reply: Reply | None = None
+        for chunk in self.stream(
+            messages,
+            tools=tools,
+            template_args=template_args,
+            edits=edits,
+            policy=policy,
+            **sampling,
+        ):
+            reply = chunk.reply
+        if reply is None:
+            raise RuntimeError("the stream ended without a reply")
+        return reply
+
+    def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        edits: Iterable[Edit] | None = None,
+        policy: RecoveryPolicy | None = None,
+        **sampling: Any,
+    ) -> Iterator[StreamChunk]:
+        """As `generate`, but yields text as it appears. May be closed at any point."""
+        params = _sampling_params(sampling)
+        with self._exclusive():
+            version = self.history.commit(
+                messages, tools=tools, template_args=template_args, edits=edits
+            )
+            resumed, report, sampler, token = self._first_token(version, policy, params)
+            yield from self._decode(version, resumed, report, params, sampler, token)
+
+    def suspend(self) -> int:
+        """Store the KV state in CPU memory and free the cache, as while a tool runs.
+
+        Returns:
+            Bytes that were copied; 0 if the thread was suspended already.
+        """
+        with self._exclusive(), self._engine.lock:
+            return self._sequence.suspend()
+
+    def fork(self, thread_id: str) -> Thread:
+        """A new thread at the same version that shares the stored state. Suspends this one."""
+        with self._exclusive(), self._engine.lock:
+            copy = self._engine.thread(thread_id, new=True)
+            copy.history = self.history.copy()
+            copy._sequence = self._sequence.fork()
+            return copy
+
+    def _first_token(
+        self, version: ContextVersion, policy: RecoveryPolicy | None, params: SamplingParams
+    ) -> tuple[Resumed, RecoveryReport, Sampler, int]:
+        started = time.perf_counter()
+        rendered = render(version, self._engine.tokenizer)
+        self._check_length(rendered)
+        render_ms = (time.perf_counter() - started) * 1e3
+        chosen = policy or self._engine.policy
+        fallback_reason = None
+        if not rendered.verified and not chosen.is_exact:
+            fallback_reason = f"token spans could not be verified: {rendered.reason}"
+            chosen = RecoveryPolicy.exact()
+        room = min(params.max_new_tokens, self._engine.max_tokens - len(rendered.token_ids))
+        sampler = Sampler(params, self._engine.adapter.device)
+        with self._engine.lock:
+            resumed = self._sequence.resume(rendered.token_ids, chosen, room=room)
+            started = time.perf_counter()
+            token = sampler(resumed.logits)
+            sampling_ms = (time.perf_counter() - started) * 1e3
+        report = RecoveryReport.of_plan(
+            resumed.plan,
+            policy=chosen.name,
+            fallback_reason=fallback_reason,
+            payload_bytes=resumed.payload_bytes,
+            render_ms=render_ms,
+            planning_ms=resumed.planning_ms,
+            restore_ms=resumed.restore_ms,
+            recompute_ms=resumed.recompute_ms,
+            resume_ttft_ms=resumed.restore_ms + resumed.recompute_ms + sampling_ms,
+        )
+        return resumed, report, sampler, token
+
+    def _decode(
+        self,
+        version: ContextVersion,
+        resumed: Resumed,
+        report: RecoveryReport,
+        params: SamplingParams,
+        sampler: Sampler,
+        token: int,
+    ) -> Iterator[StreamChunk]:
+        text = TextStream(self._engine.tokenizer, params.stop)
+        sampled: list[int] = []
+        limit = min(params.max_new_tokens, self._engine.max_tokens - report.tokens)
+        finish_reason = "stop"
+        while token not in self._engine.end_tokens:
+            sampled.append(token)
+            piece = text.add(token)
+            if piece:
+                yield StreamChunk(piece)
+            if text.stopped:
+                break
+            if len(sampled) == limit:
+                finish_reason = "length"
+                break
+            with self._engine.lock:
+                token = sampler(self._sequence.append(token))
+        rest = text.finish()
+        reply = Reply(
+            text=text.text,
+            token_ids=tuple(sampled),
+            finish_reason=finish_reason,
+            report=report,
+            plan=resumed.plan,
+            version_id=version.id,
+            first_logits=resumed.logits,
+        )
+        yield StreamChunk(rest, reply)
+
+    def _check_length(self, rendered: RenderedContext) -> None:
+        tokens, limit = len(rendered.token_ids), self._engine.max_tokens
+        if tokens == 0:
+            raise ContextError(
+                "the chat template renders these messages to nothing: add a message with content"
+            )
+        if tokens >= limit:
+            raise ContextTooLongError(
+                f"the context has {tokens} tokens, and the model's limit is {limit} with at least "
+                "one for the answer: shorten or summarise messages, or use a model with a "
+                "longer context"
+            )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise PatchKVError(
+                f"thread '{self.id}' is answering already: finish or close its stream first, or "
+                "use another thread"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+def _sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    known = SamplingParams.__dataclass_fields__
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise PatchKVError(f"unknown sampling arguments {unknown}: known are {sorted(known)}")
+    values = dict(given)
+    if "stop" in values and not isinstance(values["stop"], str):
+        values["stop"] = tuple(values["stop"] or ())
+    elif "stop" in values:
+        values["stop"] = (values["stop"],)
+    return SamplingParams(**values)

@@ -1,0 +1,90 @@
+"""Half-open ranges of token positions, and masks made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+def ranges_of(mask: BoolArray) -> tuple[tuple[int, int], ...]:
+    """The maximal `[start, stop)` ranges in which `mask` (bool `[tokens]`) is true, ascending."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return tuple((int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2]))
+
+
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """Token positions that run through the model together: ascending, disjoint ranges.
+
+    Rows are packed in this order: row `i` of a packed tensor is the i-th position of the set.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of_mask(cls, mask: BoolArray) -> RowSet:
+        return cls(ranges_of(mask))
+
+    @classmethod
+    def of_range(cls, start: int, stop: int) -> RowSet:
+        return cls(((start, stop),) if stop > start else ())
+
+    def __len__(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    @property
+    def stop(self) -> int:
+        """One past the last position; 0 if there are no rows."""
+        return self.ranges[-1][1] if self.ranges else 0
+
+    def positions(self) -> IntArray:
+        """Every position of the set, int64 `[rows]`."""
+        if not self.ranges:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([np.arange(start, stop) for start, stop in self.ranges])
+
+    def packed(self) -> Iterator[tuple[int, int, int]]:
+        """`(offset, start, stop)`: rows `offset ...` of the packed tensor are `[start, stop)`."""
+        offset = 0
+        for start, stop in self.ranges:
+            yield offset, start, stop
+            offset += stop - start
+
+    def chunks(self, max_rows: int) -> Iterator[RowSet]:
+        """The same rows in the same order, in sets of at most `max_rows` rows."""
+        pending: list[tuple[int, int]] = []
+        room = max_rows
+        for start, stop in self.ranges:
+            while start < stop:
+                cut = min(stop, start + room)
+                pending.append((start, cut))
+                room -= cut - start
+                start = cut
+                if room == 0:
+                    yield RowSet(tuple(pending))
+                    pending, room = [], max_rows
+        if pending:
+            yield RowSet(tuple(pending))
+
+
+def rounded_to_blocks(mask: BoolArray, block_size: int) -> BoolArray:
+    """`mask` grown to whole blocks of the grid that starts at token 0."""
+    tokens = len(mask)
+    blocks = -(-tokens // block_size)
+    padded = np.zeros(blocks * block_size, dtype=bool)
+    padded[:tokens] = mask
+    return np.repeat(padded.reshape(blocks, block_size).any(axis=1), block_size)[:tokens]
+
+
+def mask_of(ranges: Sequence[tuple[int, int]], tokens: int) -> BoolArray:
+    """The bool `[tokens]` mask that is true inside `ranges`."""
+    mask = np.zeros(tokens, dtype=bool)
+    for start, stop in ranges:
+        mask[start:stop] = True
+    return mask

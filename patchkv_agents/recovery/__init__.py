@@ -1,0 +1,14 @@
+"""From an edited context to a KV cache: plan, restore, report."""
+
+from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, label_ranges, plan_recovery
+from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.report import RecoveryReport
+
+__all__ = [
+    "RecoveryPlan",
+    "RecoveryPolicy",
+    "RecoveryReport",
+    "RowLabel",
+    "label_ranges",
+    "plan_recovery",
+]

@@ -1,0 +1,188 @@
+"""The recovery plan: which rows of a new version are kept, restored and computed, and why.
+
+The repair set is fixed here, before any KV work starts. NumPy only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from patchkv_agents.alignment import Alignment
+from patchkv_agents.ranges import BoolArray, IntArray, RowSet, ranges_of, rounded_to_blocks
+from patchkv_agents.recovery.policy import RecoveryPolicy
+
+
+class RowLabel(IntEnum):
+    """What happens to a row of the new version, and why."""
+
+    PREFIX = 0
+    """Exact state from before the first edit: kept."""
+    NEW = 1
+    """No old state: computed."""
+    WINDOW = 2
+    """Behind an edit, closer than the dirty window is long: recomputed."""
+    TAIL = 3
+    """Among the last prompt tokens: recomputed."""
+    ATTENTION = 4
+    """In a block that received much attention: recomputed."""
+    RESTORED = 5
+    """Old state, moved to its new position: not exact."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecoveryPlan:
+    """One label for each token of the new version.
+
+    Attributes:
+        labels: `RowLabel` of each token, int8 `[tokens]`.
+        source: old position whose state a kept or restored row has, -1 elsewhere; int64 `[tokens]`.
+        prefix: new tokens before the first edit.
+        suffix_tokens: |S|, the aligned tokens after the first edit.
+    """
+
+    labels: npt.NDArray[np.int8]
+    source: IntArray
+    prefix: int
+    suffix_tokens: int
+
+    @property
+    def kept(self) -> BoolArray:
+        """Rows that are not computed, bool `[tokens]`."""
+        return (self.labels == RowLabel.PREFIX) | (self.labels == RowLabel.RESTORED)
+
+    @property
+    def rows(self) -> RowSet:
+        """The rows that run through the model."""
+        return RowSet.of_mask(~self.kept)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the result is that of a full prefill."""
+        return not bool((self.labels == RowLabel.RESTORED).any())
+
+    def count(self, label: RowLabel) -> int:
+        """Number of tokens with this label."""
+        return int(np.count_nonzero(self.labels == label))
+
+    @property
+    def recompute_ratio(self) -> float:
+        """Rows that run / rows after the exact prefix; 1 if there are none after it."""
+        after = len(self.labels) - self.count(RowLabel.PREFIX)
+        return len(self.rows) / after if after else 1.0
+
+    @property
+    def repair_ratio(self) -> float:
+        """Share of the suffix that is recomputed; 0 without a suffix."""
+        if not self.suffix_tokens:
+            return 0.0
+        repaired = sum(map(self.count, (RowLabel.WINDOW, RowLabel.TAIL, RowLabel.ATTENTION)))
+        return repaired / self.suffix_tokens
+
+    def origins(self, old: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+        """Origin of each row once the plan has run, coded as in `Checkpoint.origins`.
+
+        A computed row is exact only if every row it sees is. A row that was restored across an
+        edit ages by one generation.
+
+        Args:
+            old: origins of the old version, int16 `[tokens_old]`.
+        """
+        tokens = len(self.labels)
+        origins = np.zeros(tokens, dtype=np.int16)
+        restored = self.labels == RowLabel.RESTORED
+        if not restored.any():
+            return origins
+        origins[int(np.argmax(restored)) :] = 1
+        before = old[self.source[restored]]
+        behind_edit = np.flatnonzero(restored) >= self.prefix
+        origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
+        return origins
+
+
+def _dirty_window(alignment: Alignment, window_tokens: int) -> BoolArray:
+    """Tokens of the new version at a distance below `window_tokens` behind an edit."""
+    window = np.zeros(alignment.tokens_new, dtype=bool)
+    for hunk in alignment.hunks:
+        window[hunk.new_stop : hunk.new_stop + window_tokens] = True
+    return window
+
+
+def _attention_blocks(
+    scores: npt.NDArray[np.float32], candidates: BoolArray, block_size: int, limit: int
+) -> BoolArray:
+    """The candidates in the `limit` blocks with the largest score of a candidate token."""
+    chosen = np.zeros(len(scores), dtype=bool)
+    if limit == 0 or not candidates.any():
+        return chosen
+    starts = np.arange(0, len(scores), block_size)
+    best = np.maximum.reduceat(np.where(candidates, scores, np.float32(0.0)), starts)
+    ranked = np.argsort(-best, kind="stable")[:limit]
+    for block in ranked[best[ranked] > 0]:
+        chosen[starts[block] : starts[block] + block_size] = True
+    return chosen & candidates
+
+
+def plan_recovery(
+    alignment: Alignment,
+    policy: RecoveryPolicy,
+    *,
+    origins: npt.NDArray[np.int16],
+    available: BoolArray,
+    scores: npt.NDArray[np.float32],
+) -> RecoveryPlan:
+    """Label every token of the new version.
+
+    Args:
+        alignment: of the old version's tokens with the new version's.
+        policy: how much to recompute.
+        origins: origin of each old row (0 is exact), int16 `[tokens_old]`.
+        available: old rows whose keys and values exist somewhere, bool `[tokens_old]`.
+        scores: attention received by each old token, float32 `[tokens_old]`.
+    """
+    tokens = alignment.tokens_new
+    source = alignment.position_map().copy()
+    old = np.where(source >= 0, source, 0)
+    if alignment.tokens_old:
+        source[(source >= 0) & ~available[old]] = -1
+    aligned = source >= 0
+    exact = aligned & (origins[old] == 0) if alignment.tokens_old else aligned
+
+    position = np.arange(tokens)
+    unchanged = aligned & (position < alignment.prefix)
+    suffix = aligned & ~unchanged
+    labels = np.full(tokens, RowLabel.NEW, dtype=np.int8)
+    labels[aligned] = RowLabel.RESTORED
+    labels[unchanged & exact] = RowLabel.PREFIX
+
+    if policy.window_tokens is None:
+        labels[labels == RowLabel.RESTORED] = RowLabel.WINDOW
+    elif suffix.any():
+        block = policy.block_size
+        window = rounded_to_blocks(_dirty_window(alignment, policy.window_tokens) & suffix, block)
+        tail = rounded_to_blocks(position >= tokens - policy.tail_tokens, block)
+        candidates = suffix & ~window & ~tail
+        limit = math.ceil(policy.attention_fraction * int(suffix.sum()) / block)
+        mapped = np.where(aligned, scores[old], np.float32(0.0))
+        attention = _attention_blocks(mapped, candidates, block, limit)
+        labels[attention] = RowLabel.ATTENTION
+        labels[tail & suffix] = RowLabel.TAIL
+        labels[window & suffix] = RowLabel.WINDOW
+    if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
+        labels[-1] = RowLabel.TAIL
+    source[~((labels == RowLabel.PREFIX) | (labels == RowLabel.RESTORED))] = -1
+    return RecoveryPlan(labels, source, alignment.prefix, int(np.count_nonzero(suffix)))
+
+
+def label_ranges(plan: RecoveryPlan) -> list[tuple[RowLabel, int, int]]:
+    """The plan as `(label, start, stop)` ranges in token order, for people to look at."""
+    found = [
+        (label, start, stop)
+        for label in RowLabel
+        for start, stop in ranges_of(plan.labels == label)
+    ]
+    return sorted(found, key=lambda entry: entry[1])

@@ -1,0 +1,76 @@
+"""What a resume did: counts, times and whether its result is exact."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """Report of one resume. Token counts are disjoint; times are in milliseconds.
+
+    Attributes:
+        policy: name of the policy that ran.
+        fallback_reason: why an exact prefill took its place, or None.
+        is_exact: whether every row is the model's own, computed from exact state only.
+        tokens: prompt tokens.
+        prefix, new, window, attention, tail, restored: tokens by label (see `RowLabel`).
+        cache_read: prompt tokens that were reused exactly.
+        recompute_ratio: rows that ran / rows after the exact prefix.
+        repair_ratio: recomputed share of the aligned tokens after the first edit.
+        payload_bytes: bytes of the source blocks that were read.
+        render_ms: chat template and tokenizer.
+        planning_ms: alignment and plan; not part of `resume_ttft_ms`.
+        restore_ms: fetching stored rows, moving their keys, writing them into the cache.
+        recompute_ms: running rows through the model.
+        resume_ttft_ms: from the start of recovery, after planning, to the first output token.
+    """
+
+    policy: str
+    fallback_reason: str | None
+    is_exact: bool
+    tokens: int
+    prefix: int
+    new: int
+    window: int
+    attention: int
+    tail: int
+    restored: int
+    cache_read: int
+    recompute_ratio: float
+    repair_ratio: float
+    payload_bytes: int
+    render_ms: float
+    planning_ms: float
+    restore_ms: float
+    recompute_ms: float
+    resume_ttft_ms: float
+
+    @classmethod
+    def of_plan(
+        cls, plan: RecoveryPlan, *, policy: str, fallback_reason: str | None, **measured: Any
+    ) -> RecoveryReport:
+        """The counts of `plan` beside what was `measured` (the remaining fields, by name)."""
+        return cls(
+            policy=policy,
+            fallback_reason=fallback_reason,
+            is_exact=plan.is_exact,
+            tokens=len(plan.labels),
+            prefix=plan.count(RowLabel.PREFIX),
+            new=plan.count(RowLabel.NEW),
+            window=plan.count(RowLabel.WINDOW),
+            attention=plan.count(RowLabel.ATTENTION),
+            tail=plan.count(RowLabel.TAIL),
+            restored=plan.count(RowLabel.RESTORED),
+            cache_read=plan.count(RowLabel.PREFIX),
+            recompute_ratio=plan.recompute_ratio,
+            repair_ratio=plan.repair_ratio,
+            **measured,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)

@@ -1,0 +1,48 @@
+"""Fixtures that several parts use. The embedded model is loaded once per session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# No test uses the network; a lookup that would fails at once instead of after retries.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Machines are shared: how long one example takes says nothing.
+settings.register_profile("patchkv", deadline=None)
+settings.load_profile("patchkv")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer() -> PreTrainedTokenizerBase:
+    """The embedded model's tokenizer, with our chat template. Do not change it."""
+    from patchkv_agents.engine.loading import load_tokenizer
+
+    return load_tokenizer("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_model() -> PreTrainedModel:
+    """The embedded model in float32 on the CPU. A test that changes it puts it back."""
+    from patchkv_agents.engine.loading import load_model
+
+    model, _ = load_model("smollm2", device="cpu")
+    return model
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of shared test data beside the checkout, or `PATCHKV_SHARED`."""
+    folder = Path(os.environ.get("PATCHKV_SHARED", REPOSITORY.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"no shared test data in {folder}; set PATCHKV_SHARED to their folder")
+    return folder

@@ -1,0 +1,120 @@
+"""Tiny random-weight models of the supported classes, and edits of random token sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.support import rope_of
+
+VOCABULARY = 101
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 2048,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+BUILDERS = {
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, head_dim=8)
+    ),
+    "llama-one-kv-head": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, num_attention_heads=3, num_key_value_heads=1, head_dim=16)
+    ),
+    "llama-llama3-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE
+        )
+    ),
+    "llama-yarn-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=YARN_ROPE
+        )
+    ),
+    "llama-linear-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=LINEAR_ROPE
+        )
+    ),
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, sliding_window=None)
+    ),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, num_attention_heads=6, num_key_value_heads=3)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, num_attention_heads=6, num_key_value_heads=3, head_dim=24)
+    ),
+}
+
+
+def tiny_model(name: str) -> PreTrainedModel:
+    """A random model whose attention is peaked enough to notice a wrong key."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = BUILDERS[name]()
+    for parameter_name, parameter in model.named_parameters():
+        if "q_proj.weight" in parameter_name or "k_proj.weight" in parameter_name:
+            parameter.data.mul_(6.0)
+    return model.eval().requires_grad_(False)
+
+
+def sequence_of(model: PreTrainedModel) -> KVSequence:
+    return KVSequence(ModelAdapter(model), rope_of(model))
+
+
+def full_logits(model: PreTrainedModel, token_ids: NDArray[np.int64]) -> torch.Tensor:
+    """Logits of the last token by a plain call of the model, without cache: the reference."""
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(token_ids)[None], use_cache=False, logits_to_keep=1).logits
+    return logits[0, -1]
+
+
+def random_ids(seed: int, tokens: int, vocabulary: int = VOCABULARY) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(3, vocabulary, tokens)
+
+
+def edited(
+    old: NDArray[np.int64], edits: list[tuple[int, int, int]], vocabulary: int = VOCABULARY
+) -> NDArray[np.int64]:
+    """`old` with `removed` tokens at `at` replaced by `added` random ones, for each edit."""
+    rng = np.random.default_rng(7)
+    pieces, cursor = [], 0
+    for at, removed, added in edits:
+        pieces += [old[cursor:at], rng.integers(3, vocabulary, added)]
+        cursor = at + removed
+    return np.concatenate([*pieces, old[cursor:]])

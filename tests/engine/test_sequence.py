@@ -1,0 +1,291 @@
+"""Recovering edited token sequences: exactness, origins, later edits, failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.ranges import RowSet
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel
+
+from .models import BUILDERS, edited, full_logits, random_ids, sequence_of, tiny_model
+
+WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
+PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.05, tail_tokens=16)
+
+EDITS = {
+    "replacement": [(120, 30, 41)],
+    "insertion": [(120, 0, 37)],
+    "deletion": [(120, 37, 0)],
+    "same length": [(120, 20, 20)],
+    "five": [(60, 5, 9), (130, 20, 0), (210, 0, 33), (300, 17, 17), (390, 3, 1)],
+    "appended": [(500, 0, 40)],
+    "truncated": [(300, 200, 0)],
+    "first token": [(0, 1, 2)],
+}
+
+
+@pytest.fixture(scope="module", params=sorted(BUILDERS))
+def model(request):
+    return tiny_model(request.param)
+
+
+def close(actual, expected, tolerance=1e-3):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("policy", [RecoveryPolicy.exact(), WHOLE_SUFFIX], ids=lambda p: p.name)
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "live"])
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+def test_repairing_the_whole_suffix_is_a_full_prefill(model, policy, suspended, edits):
+    old = random_ids(1, 500)
+    new = edited(old, edits)
+    sequence = sequence_of(model)
+    close(sequence.resume(old, RecoveryPolicy.exact()).logits, full_logits(model, old))
+    if suspended:
+        assert sequence.suspend() > 0
+    resumed = sequence.resume(new, policy)
+    assert resumed.plan.is_exact
+    assert not sequence.checkpoint.origins.any()
+    close(resumed.logits, full_logits(model, new))
+
+
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "live"])
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+def test_a_restored_row_is_the_old_state_moved(model, suspended, edits):
+    """Rows of F: values bit for bit, keys rotated to what the model would write there."""
+    old = random_ids(1, 500)
+    new = edited(old, edits)
+    sequence = sequence_of(model)
+    sequence.resume(old, RecoveryPolicy.exact())
+    old_values = sequence.live_cache.values[:, :, :500].clone()
+    old_keys = sequence.live_cache.keys[:, :, :500].clone()
+    if suspended:
+        sequence.suspend()
+    plan = sequence.resume(new, PATCH).plan
+    cache = sequence.live_cache
+    kept = np.flatnonzero(plan.kept)
+    source = plan.source[kept]
+    assert torch.equal(cache.values[:, :, kept], old_values[:, :, source])
+    inv_freq = model.model.rotary_emb.inv_freq.double()
+    # The model's own angles, rounded to float32 as it rounds them.
+    angle = (torch.from_numpy(kept).float()[:, None] * inv_freq.float()).double()
+    angle -= (torch.from_numpy(source).float()[:, None] * inv_freq.float()).double()
+    first, second = old_keys[:, :, source].double().chunk(2, dim=-1)
+    expected = torch.cat(
+        [
+            first * angle.cos() - second * angle.sin(),
+            second * angle.cos() + first * angle.sin(),
+        ],
+        dim=-1,
+    )
+    close(cache.keys[:, :, kept].double(), expected, 1e-4)
+    unmoved = kept[kept == source]
+    assert torch.equal(cache.keys[:, :, unmoved], old_keys[:, :, unmoved])
+
+
+def test_suspended_and_live_recovery_agree(model):
+    old, new = random_ids(1, 500), edited(random_ids(1, 500), EDITS["five"])
+    live, suspended = sequence_of(model), sequence_of(model)
+    for sequence in (live, suspended):
+        sequence.resume(old, RecoveryPolicy.exact())
+    suspended.suspend()
+    close(live.resume(new, PATCH).logits, suspended.resume(new, PATCH).logits, 1e-4)
+
+
+def test_decoding_continues_exactly_after_an_exact_recovery(model):
+    old, new = random_ids(1, 500), edited(random_ids(1, 500), EDITS["replacement"])
+    sequence = sequence_of(model)
+    sequence.resume(old, RecoveryPolicy.exact())
+    sequence.suspend()
+    logits = sequence.resume(new, WHOLE_SUFFIX).logits
+    for _ in range(32):
+        token = int(logits.argmax())
+        logits = sequence.append(token)
+        new = np.append(new, token)
+    close(logits, full_logits(model, new))
+    assert np.array_equal(sequence.token_ids, new)
+
+
+def test_decoding_past_the_reserved_room_keeps_every_row(model):
+    old = random_ids(1, 250)
+    sequence = sequence_of(model)
+    logits = sequence.resume(old, RecoveryPolicy.exact()).logits
+    ids = old
+    for _ in range(12):  # crosses the capacity step at 256
+        token = int(logits.argmax())
+        logits = sequence.append(token)
+        ids = np.append(ids, token)
+    close(logits, full_logits(model, ids))
+
+
+def test_a_thread_of_edits_stays_right(model):
+    """Third and fourth version, with decoding and suspending in between: once everything is
+    recomputed the state is a full prefill's again, so no edit before has left a wrong row.
+    """
+    sequence = sequence_of(model)
+    ids = random_ids(1, 500)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    for step, edits in enumerate([EDITS["replacement"], EDITS["five"], EDITS["deletion"]]):
+        for token in (5, 6, 7):
+            sequence.append(token)
+        if step % 2:
+            sequence.suspend()
+        ids = edited(sequence.token_ids, edits)
+        plan = sequence.resume(ids, PATCH).plan
+        assert plan.count(RowLabel.RESTORED) > 0
+        assert np.array_equal(sequence.token_ids, ids)
+    final = edited(ids, [(400, 4, 9)])
+    resumed = sequence.fork().resume(final, RecoveryPolicy.exact())
+    close(resumed.logits, full_logits(model, final))
+
+
+def test_payload_is_kept_by_reference_and_never_written_again(model):
+    """A row that is restored again and again keeps its first payload: errors cannot pile up."""
+    sequence = sequence_of(model)
+    ids = random_ids(1, 500)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    sequence.suspend()
+    last = sequence.checkpoint.extents[10]
+    payload = last.block.keys.clone()
+    no_attention = replace(PATCH, attention_fraction=0.0)
+    for _ in range(8):
+        ids = edited(ids, [(100, 3, 5)])
+        sequence.resume(ids, no_attention)
+        sequence.suspend()
+        still = [e for e in sequence.checkpoint.extents if e.block is last.block]
+        assert [extent.length for extent in still] == [last.length]
+        assert torch.equal(still[0].block.keys, payload)
+    assert still[0].delta == 16
+    assert len(sequence.checkpoint) == 516
+    assert sequence.checkpoint.stored.all()
+    stored = sum(extent.length for extent in sequence.checkpoint.extents)
+    assert stored == 516
+
+
+def test_origins_follow_the_edits():
+    model = tiny_model("llama")
+    sequence = sequence_of(model)
+    old = random_ids(1, 500)
+    sequence.resume(old, RecoveryPolicy.exact())
+    new = edited(old, EDITS["replacement"])
+    plan = sequence.resume(new, PATCH).plan
+    origins = sequence.checkpoint.origins
+    restored = np.flatnonzero(plan.labels == RowLabel.RESTORED)
+    # Everything up to the first restored row saw exact keys only, the window included.
+    assert not origins[: restored[0]].any()
+    assert (plan.labels[: restored[0]] == RowLabel.WINDOW).any()
+    assert (origins[restored] == 2).all()  # stale, one generation
+    behind = np.arange(len(new)) > restored[0]
+    assert (origins[behind & ~np.isin(np.arange(len(new)), restored)] == 1).all()
+    sequence.append(9)
+    assert sequence.checkpoint.origins[-1] == 1
+
+    # The same context again: nothing ages, and what is stale is not called a prefix hit.
+    again = sequence.resume(np.append(new, 9), PATCH).plan
+    assert again.count(RowLabel.PREFIX) == restored[0]
+    assert sequence.checkpoint.origins.max() == 2
+    # A second edit ages the rows behind it.
+    sequence.resume(edited(new, EDITS["replacement"]), PATCH)
+    assert sequence.checkpoint.origins.max() == 3
+
+
+def test_exact_recovery_reuses_no_stale_row():
+    model = tiny_model("qwen2")
+    sequence = sequence_of(model)
+    old = random_ids(1, 500)
+    sequence.resume(old, RecoveryPolicy.exact())
+    new = edited(old, EDITS["replacement"])
+    stale = sequence.resume(new, PATCH)
+    assert not stale.plan.is_exact
+    resumed = sequence.resume(new, RecoveryPolicy.exact())
+    close(resumed.logits, full_logits(model, new))
+    assert resumed.plan.is_exact and not sequence.checkpoint.origins.any()
+
+
+def test_an_identical_context_computes_one_token(model):
+    ids = random_ids(1, 500)
+    sequence = sequence_of(model)
+    first = sequence.resume(ids, RecoveryPolicy.exact()).logits
+    sequence.suspend()
+    for policy in (RecoveryPolicy.exact(), PATCH):
+        resumed = sequence.resume(ids, policy)
+        assert len(resumed.plan.rows) == 1 and resumed.plan.count(RowLabel.PREFIX) == 499
+        close(resumed.logits, first, 1e-4)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_resume_that_fails_loses_nothing_stored(live, monkeypatch):
+    model = tiny_model("llama")
+    sequence = sequence_of(model)
+    old, new = random_ids(1, 500), edited(random_ids(1, 500), EDITS["five"])
+    sequence.resume(old, RecoveryPolicy.exact())
+    sequence.suspend()
+    if live:
+        sequence.resume(old, RecoveryPolicy.exact())
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelAdapter, "forward_rows", _fail)
+        with pytest.raises(MemoryError):
+            sequence.resume(new, PATCH)
+    assert not sequence.is_live
+    assert np.array_equal(sequence.token_ids, old)
+    plan = sequence.resume(new, WHOLE_SUFFIX).plan
+    assert plan.count(RowLabel.PREFIX) == 60
+
+
+def test_rows_that_were_never_stored_are_computed_anew_after_a_failure(monkeypatch):
+    model = tiny_model("llama")
+    sequence = sequence_of(model)
+    old, new = random_ids(1, 500), edited(random_ids(1, 500), EDITS["appended"])
+    sequence.resume(old, RecoveryPolicy.exact())
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelAdapter, "forward_rows", _fail)
+        with pytest.raises(MemoryError):
+            sequence.resume(new, PATCH)
+    resumed = sequence.resume(new, PATCH)
+    assert len(resumed.plan.rows) == len(new)
+    close(resumed.logits, full_logits(model, new))
+
+
+def _fail(*args, **kwargs):
+    raise MemoryError("no room")
+
+
+def test_scores_are_the_attention_that_the_last_prompt_tokens_paid():
+    """Against the eager attention's own weights, summed over the sampled layers."""
+    model = tiny_model("llama")
+    ids = random_ids(1, 300)
+    sequence = sequence_of(model)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    sequence.suspend()
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        weights = model(torch.from_numpy(ids)[None], output_attentions=True).attentions
+    mass = sum(layer[0, :, -32:].sum(dim=(0, 1)) for layer in weights)
+    mass[-32:] = 0
+    close(torch.from_numpy(sequence.checkpoint.scores), mass / mass.sum(), 1e-5)
+    assert sequence.checkpoint.scores.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_scores_move_with_their_tokens_when_few_queries_run():
+    model = tiny_model("llama")
+    ids = random_ids(1, 300)
+    sequence = sequence_of(model)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    sequence.suspend()
+    before = sequence.checkpoint.scores
+    sequence.resume(ids, RecoveryPolicy.exact())  # one row runs
+    sequence.suspend()
+    after = sequence.checkpoint.scores
+    assert np.corrcoef(before[:268], after[:268])[0, 1] > 0.95
+
+
+def test_a_scattered_row_set_is_cut_into_chunks_in_order():
+    rows = RowSet(((3, 10), (20, 21), (30, 45)))
+    chunks = list(rows.chunks(4))
+    assert np.array_equal(np.concatenate([c.positions() for c in chunks]), rows.positions())
+    assert [len(chunk) for chunk in chunks] == [4, 4, 4, 4, 4, 3]

@@ -1,0 +1,190 @@
+"""Which rows are kept, restored and computed, on plans small enough to write down."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkv_agents.alignment import Alignment, Hunk, Run, align
+from patchkv_agents.errors import InputError
+from patchkv_agents.ranges import ranges_of
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, label_ranges, plan_recovery
+
+# Old: 10 prefix, 4 replaced, 86 suffix. New: 10 prefix, 7 new, 86 suffix (103 tokens).
+ONE_EDIT = Alignment(
+    tokens_old=100,
+    tokens_new=103,
+    runs=(Run(0, 0, 10), Run(14, 17, 86)),
+    hunks=(Hunk(10, 14, 10, 17),),
+)
+
+
+def policy(**changes):
+    values = {
+        "name": "test",
+        "window_tokens": 8,
+        "attention_fraction": 0.0,
+        "tail_tokens": 4,
+        "block_size": 4,
+    }
+    return RecoveryPolicy(**{**values, **changes})
+
+
+def plan(alignment=ONE_EDIT, policy=policy(), origins=None, available=None, scores=None):
+    tokens = alignment.tokens_old
+    return plan_recovery(
+        alignment,
+        policy,
+        origins=np.zeros(tokens, np.int16) if origins is None else origins,
+        available=np.ones(tokens, bool) if available is None else available,
+        scores=np.zeros(tokens, np.float32) if scores is None else scores,
+    )
+
+
+def layout(plan):
+    return [(label.name, start, stop) for label, start, stop in label_ranges(plan)]
+
+
+def test_window_and_tail_are_rounded_to_blocks_of_the_new_version():
+    """The window 17 to 25 meets the blocks up to 28; the tail 99 to 103 those from 96."""
+    assert layout(plan()) == [
+        ("PREFIX", 0, 10),
+        ("NEW", 10, 17),
+        ("WINDOW", 17, 28),
+        ("RESTORED", 28, 96),
+        ("TAIL", 96, 103),
+    ]
+    found = plan()
+    assert np.array_equal(found.source[28:96], np.arange(25, 93))
+    assert found.recompute_ratio == (7 + 11 + 7) / 93
+    assert found.repair_ratio == (11 + 7) / 86
+    assert not found.is_exact
+
+
+def test_block_size_one_repairs_token_by_token():
+    assert layout(plan(policy=policy(block_size=1, window_tokens=3, tail_tokens=1))) == [
+        ("PREFIX", 0, 10),
+        ("NEW", 10, 17),
+        ("WINDOW", 17, 20),
+        ("RESTORED", 20, 102),
+        ("TAIL", 102, 103),
+    ]
+
+
+def test_attention_takes_the_blocks_with_the_largest_score_outside_window_and_tail():
+    scores = np.zeros(100, np.float32)
+    scores[[5, 15, 98]] = 9  # prefix, window, tail: not candidates
+    scores[37] = 3  # new position 40
+    scores[57] = 2  # new position 60
+    scores[77] = 1
+    found = plan(policy=policy(attention_fraction=0.08), scores=scores)
+    assert ranges_of(found.labels == RowLabel.ATTENTION) == ((40, 44), (60, 64))
+
+
+def test_blocks_without_any_attention_are_not_chosen():
+    found = plan(policy=policy(attention_fraction=1.0))
+    assert found.count(RowLabel.ATTENTION) == 0
+
+
+def test_an_exact_policy_recomputes_everything_after_the_prefix():
+    assert layout(plan(policy=RecoveryPolicy.exact())) == [
+        ("PREFIX", 0, 10),
+        ("NEW", 10, 17),
+        ("WINDOW", 17, 103),
+    ]
+
+
+def test_rows_that_exist_nowhere_are_new():
+    available = np.ones(100, bool)
+    available[5] = False
+    available[50:60] = False
+    found = plan(available=available)
+    assert found.labels[5] == RowLabel.NEW
+    assert (found.labels[53:63] == RowLabel.NEW).all()
+    assert found.labels[6] == RowLabel.PREFIX
+
+
+def test_stale_rows_before_the_edit_are_no_prefix_hits():
+    origins = np.zeros(100, np.int16)
+    origins[4:] = 2
+    assert layout(plan(origins=origins))[:3] == [
+        ("PREFIX", 0, 4),
+        ("RESTORED", 4, 10),
+        ("NEW", 10, 17),
+    ]
+    assert layout(plan(origins=origins, policy=RecoveryPolicy.exact()))[1][0] == "WINDOW"
+
+
+def test_each_of_several_edits_has_a_window():
+    alignment = Alignment(
+        tokens_old=100,
+        tokens_new=100,
+        runs=(Run(0, 0, 20), Run(22, 22, 38), Run(62, 62, 38)),
+        hunks=(Hunk(20, 22, 20, 22), Hunk(60, 62, 60, 62)),
+    )
+    found = plan(alignment, policy(block_size=1, window_tokens=5, tail_tokens=1))
+    assert ranges_of(found.labels == RowLabel.WINDOW) == ((22, 27), (62, 67))
+
+
+def test_ratios_without_a_suffix():
+    found = plan(align(np.arange(50), np.arange(60)))
+    assert found.repair_ratio == 0 and found.recompute_ratio == 1
+    assert layout(found) == [("PREFIX", 0, 50), ("NEW", 50, 60)]
+
+
+@given(
+    old=st.lists(st.integers(0, 3), max_size=80),
+    new=st.lists(st.integers(0, 3), min_size=1, max_size=80),
+    window=st.none() | st.integers(0, 20),
+    fraction=st.sampled_from([0.0, 0.1, 1.0]),
+    tail=st.integers(1, 20),
+    block=st.sampled_from([1, 3, 32]),
+    seed=st.integers(0, 9),
+)
+def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, seed):
+    rng = np.random.default_rng(seed)
+    old, new = np.array(old, np.int64), np.array(new, np.int64)
+    first_stale = rng.integers(0, len(old) + 1)
+    origins = np.where(np.arange(len(old)) < first_stale, 0, 1).astype(np.int16)
+    available = rng.random(len(old)) < 0.9
+    found = plan_recovery(
+        align(old, new, min_run=2),
+        policy(
+            window_tokens=window, attention_fraction=fraction, tail_tokens=tail, block_size=block
+        ),
+        origins=origins,
+        available=available,
+        scores=rng.random(len(old)).astype(np.float32),
+    )
+    kept = found.kept
+    assert not kept[-1]  # the last token gives the logits
+    assert ((found.source >= 0) == kept).all()
+    source = found.source[kept]
+    assert (old[source] == new[kept]).all() and available[source].all()
+    prefix = found.labels == RowLabel.PREFIX
+    assert (origins[found.source[prefix]] == 0).all()
+    assert (found.source[prefix] == np.flatnonzero(prefix)).all()
+    assert sum(found.count(label) for label in RowLabel) == len(new)
+    after = found.origins(origins)
+    restored = found.labels == RowLabel.RESTORED
+    first = int(np.argmax(restored)) if restored.any() else len(new)
+    assert not after[:first].any() and (after[first:] > 0).all()
+    if window is None:
+        assert found.is_exact
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"window_tokens": -1},
+        {"attention_fraction": 1.5},
+        {"attention_fraction": float("nan")},
+        {"tail_tokens": 0},
+        {"block_size": 0},
+    ],
+)
+def test_a_policy_out_of_range_is_refused(wrong):
+    with pytest.raises(InputError, match="use|needed"):
+        policy(**wrong)
