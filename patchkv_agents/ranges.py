@@ -15,7 +15,7 @@ IntArray = npt.NDArray[np.int64]
 def ranges_of(mask: BoolArray) -> tuple[tuple[int, int], ...]:
     """The maximal `[start, stop)` ranges in which `mask` (bool `[tokens]`) is true, ascending."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return tuple((int(start), int(stop)) for start, stop in zip(edges[::2], edges[1::2]))
+    return tuple((start, stop) for start, stop in edges.reshape(-1, 2).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,12 @@ class RowSet:
 
     @classmethod
     def of_mask(cls, mask: BoolArray) -> RowSet:
+        """The positions at which `mask` (bool `[tokens]`) is true."""
         return cls(ranges_of(mask))
 
     @classmethod
     def of_range(cls, start: int, stop: int) -> RowSet:
+        """The positions `[start, stop)`; none if it is empty."""
         return cls(((start, stop),) if stop > start else ())
 
     def __len__(self) -> int:

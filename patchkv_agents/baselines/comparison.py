@@ -59,7 +59,7 @@ class Comparison:
 
 
 def first_token_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """KL(reference || logits) in nats of two logit vectors `[vocab]`, in float64; never negative."""
+    """KL(reference || logits) of two logit vectors `[vocab]`, in nats, in float64; at least 0."""
     expected = reference.double().log_softmax(dim=-1)
     actual = logits.double().log_softmax(dim=-1)
     return max(0.0, float((expected.exp() * (expected - actual)).sum()))
@@ -87,11 +87,11 @@ def compare_methods(
         max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
         progress: told what runs next.
     """
-    answer = {"max_new_tokens": max(max_new_tokens, CONTINUATION_TOKENS), "temperature": 0.0}
+    answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
     engine.drop("compare/old")
     thread = engine.thread("compare/old")
     progress("prefill of the old context")
-    old_reply = thread.generate(old.messages, tools=old.tools, **answer)
+    old_reply = thread.generate(old.messages, tools=old.tools, max_new_tokens=answer_tokens)
     thread.suspend()
 
     versions = thread.history.log()[::-1]
@@ -103,9 +103,13 @@ def compare_methods(
             branch = engine.thread("compare/run")
         else:
             branch = thread.fork("compare/run")
-        arguments = answer if first_round else {"max_new_tokens": 1}
         try:
-            reply = branch.generate(new.messages, tools=new.tools, policy=policy, **arguments)
+            reply = branch.generate(
+                new.messages,
+                tools=new.tools,
+                policy=policy,
+                max_new_tokens=answer_tokens if first_round else 1,
+            )
         finally:
             engine.drop("compare/run")
         if policy is not None:

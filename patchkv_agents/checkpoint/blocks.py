@@ -77,7 +77,7 @@ def moved_extents(extents: Sequence[Extent], source: IntArray) -> tuple[Extent, 
     lengths = np.diff(np.concatenate([[0], breaks, [len(wanted)]]))
     moved: list[Extent] = []
     index = 0
-    for new_start, length in zip(firsts.tolist(), lengths.tolist()):
+    for new_start, length in zip(firsts.tolist(), lengths.tolist(), strict=True):
         old_start = int(source[new_start])
         old_stop = old_start + length
         while index < len(extents) and extents[index].stop <= old_start:

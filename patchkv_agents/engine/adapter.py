@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class _RowLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, owner: RowCache, index: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
         self._index = index
         self.is_initialized = True
@@ -87,7 +87,8 @@ class RowCache(Cache):
     """Keys and values of one thread, all layers in one tensor, written by row.
 
     Attributes:
-        keys, values: `[layers, kv_heads, capacity, head_dim]`; rows that nothing wrote hold garbage.
+        keys, values: `[layers, kv_heads, capacity, head_dim]`; rows never written hold
+            garbage.
         filled: one past the last row that was written.
     """
 
@@ -138,7 +139,7 @@ def _causal_on_cpu(
     own_value = repeat_kv(value[:, :, start:], heads // kv_heads)
     own, own_lse = flash(query, own_key, own_value, 0.0, True, scale=scaling)
     if start == 0:
-        return own
+        return cast("torch.Tensor", own)
     folded = query.reshape(1, kv_heads, -1, head_dim)
     past, past_lse = flash(
         folded, key[:, :, :start], value[:, :, :start], 0.0, False, scale=scaling
@@ -181,7 +182,7 @@ def _attention(
     """The registered attention function: by rows inside `forward_rows`, plain SDPA elsewhere."""
     active = _ACTIVE.get()
     if active is None:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
+        return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
@@ -233,6 +234,7 @@ class ModelAdapter:
 
     @property
     def device(self) -> torch.device:
+        """Where the model's inputs go."""
         return self.model.device
 
     def new_cache(self, capacity: int) -> RowCache:

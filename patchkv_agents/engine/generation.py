@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from transformers import (
@@ -49,8 +49,35 @@ class SamplingParams:
             raise InputError(f"top_p is {self.top_p}: use more than 0, at most 1")
         if self.top_k < 0:
             raise InputError(f"top_k is {self.top_k}: use 0 (off) or more")
-        if isinstance(self.stop, str) or not all(self.stop):
-            raise InputError("stop is a sequence of non-empty strings, such as ('END',)")
+        if not all(self.stop):
+            raise InputError("a stop string is empty: leave it out, or give one such as 'END'")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments; `stop` may be one string."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    stop: str | Sequence[str]
+    seed: int | None
+
+
+def sampling_params(options: SamplingOptions) -> SamplingParams:
+    """Check keyword arguments.
+
+    Raises:
+        InputError: an argument is unknown or out of its range.
+    """
+    known = SamplingParams.__dataclass_fields__
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(f"unknown arguments {unknown}: sampling takes {sorted(known)}")
+    values: dict[str, Any] = dict(options)
+    stop = values.get("stop") or ()
+    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    return SamplingParams(**values)
 
 
 class Sampler:
@@ -123,10 +150,10 @@ class TextStream:
         return self._take(len(self._text))
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
+        text = self._tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return text
+        return str(text)
 
     def _held_back(self) -> int:
         """Length of the end of the text that may be the beginning of a stop string."""

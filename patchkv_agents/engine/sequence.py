@@ -12,11 +12,11 @@ from patchkv_agents.alignment import align
 from patchkv_agents.checkpoint import Checkpoint, store_rows
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.rope import Rope
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
 from patchkv_agents.recovery.plan import RecoveryPlan, plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.restore import restore_rows
+from patchkv_agents.recovery.rope import Rope
 
 CAPACITY_STEP = 256
 """Caches are allocated in multiples of this many rows."""
@@ -145,7 +145,7 @@ class KVSequence:
         self._cache = cache
         old = self._checkpoint
         payload_bytes = restore_rows(
-            old.stored_at(np.where(in_place, -1, plan.source)), cache, self._rope
+            old.stored_at(np.where(in_place, -1, plan.source)), cache.keys, cache.values, self._rope
         )
         restore_ms = _milliseconds_since(started)
 

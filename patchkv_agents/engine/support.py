@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from patchkv_agents.engine.rope import Rope
 from patchkv_agents.errors import UnsupportedModelError
+from patchkv_agents.recovery.rope import Rope
 from patchkv_kernels import RopeLayout
 
 LAYOUTS: dict[str, RopeLayout] = {

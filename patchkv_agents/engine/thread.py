@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from patchkv_agents.context import ContextHistory, ContextVersion, Edit, RenderedContext, render
-from patchkv_agents.engine.generation import Sampler, SamplingParams, TextStream
+from patchkv_agents.context import (
+    ContextHistory,
+    ContextVersion,
+    Edit,
+    FrozenJson,
+    Message,
+    RenderedContext,
+    render,
+)
+from patchkv_agents.engine.generation import (
+    Sampler,
+    SamplingOptions,
+    SamplingParams,
+    TextStream,
+    sampling_params,
+)
 from patchkv_agents.engine.sequence import KVSequence, Resumed
 from patchkv_agents.errors import ContextError, ContextTooLongError, PatchKVError
 from patchkv_agents.recovery.plan import RecoveryPlan
@@ -20,6 +34,8 @@ from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from patchkv_agents.engine.engine import Engine
 
 
@@ -71,13 +87,13 @@ class Thread:
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
         template_args: Mapping[str, Any] | None = None,
         edits: Iterable[Edit] | None = None,
         policy: RecoveryPolicy | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Reply:
         """Answer `messages`, reusing the state of the previous call as far as the policy allows.
 
@@ -110,16 +126,16 @@ class Thread:
 
     def stream(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any] | Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
         template_args: Mapping[str, Any] | None = None,
         edits: Iterable[Edit] | None = None,
         policy: RecoveryPolicy | None = None,
-        **sampling: Any,
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[StreamChunk]:
         """As `generate`, but yields text as it appears. May be closed at any point."""
-        params = _sampling_params(sampling)
+        params = sampling_params(sampling)
         with self._exclusive():
             version = self.history.commit(
                 messages, tools=tools, template_args=template_args, edits=edits
@@ -237,16 +253,3 @@ class Thread:
             yield
         finally:
             self._busy.release()
-
-
-def _sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    known = SamplingParams.__dataclass_fields__
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise PatchKVError(f"unknown sampling arguments {unknown}: known are {sorted(known)}")
-    values = dict(given)
-    if "stop" in values and not isinstance(values["stop"], str):
-        values["stop"] = tuple(values["stop"] or ())
-    elif "stop" in values:
-        values["stop"] = (values["stop"],)
-    return SamplingParams(**values)

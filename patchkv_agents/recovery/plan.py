@@ -53,7 +53,7 @@ class RecoveryPlan:
     @property
     def kept(self) -> BoolArray:
         """Rows that are not computed, bool `[tokens]`."""
-        return (self.labels == RowLabel.PREFIX) | (self.labels == RowLabel.RESTORED)
+        return _kept(self.labels)
 
     @property
     def rows(self) -> RowSet:
@@ -102,6 +102,11 @@ class RecoveryPlan:
         behind_edit = np.flatnonzero(restored) >= self.prefix
         origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
         return origins
+
+
+def _kept(labels: npt.NDArray[np.int8]) -> BoolArray:
+    kept: BoolArray = (labels == RowLabel.PREFIX) | (labels == RowLabel.RESTORED)
+    return kept
 
 
 def _dirty_window(alignment: Alignment, window_tokens: int) -> BoolArray:
@@ -174,7 +179,7 @@ def plan_recovery(
         labels[window & suffix] = RowLabel.WINDOW
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
-    source[~((labels == RowLabel.PREFIX) | (labels == RowLabel.RESTORED))] = -1
+    source[~_kept(labels)] = -1
     return RecoveryPlan(labels, source, alignment.prefix, int(np.count_nonzero(suffix)))
 
 

@@ -205,8 +205,9 @@ def test_the_embedded_model_copies_the_fact_that_its_context_holds(
     for messages, answer in cases:
         token_ids = render(messages, smollm2_tokenizer, tools=episode.tools).token_ids
         prompt = torch.from_numpy(token_ids.copy())[None]
+        model: Any = smollm2_model
         with torch.inference_mode():
-            output = smollm2_model.generate(
+            output = model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 max_new_tokens=24,

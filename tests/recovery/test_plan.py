@@ -32,11 +32,14 @@ def policy(**changes):
     return RecoveryPolicy(**{**values, **changes})
 
 
-def plan(alignment=ONE_EDIT, policy=policy(), origins=None, available=None, scores=None):
+WINDOW_AND_TAIL = policy()
+
+
+def plan(alignment=ONE_EDIT, policy=None, origins=None, available=None, scores=None):
     tokens = alignment.tokens_old
     return plan_recovery(
         alignment,
-        policy,
+        policy or WINDOW_AND_TAIL,
         origins=np.zeros(tokens, np.int16) if origins is None else origins,
         available=np.ones(tokens, bool) if available is None else available,
         scores=np.zeros(tokens, np.float32) if scores is None else scores,
@@ -152,7 +155,10 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
     found = plan_recovery(
         align(old, new, min_run=2),
         policy(
-            window_tokens=window, attention_fraction=fraction, tail_tokens=tail, block_size=block
+            window_tokens=window,
+            attention_fraction=fraction,
+            tail_tokens=tail,
+            block_size=block,
         ),
         origins=origins,
         available=available,
