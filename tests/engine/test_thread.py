@@ -1,0 +1,244 @@
+"""Threads: generation, edits, streams, sampling, and what callers may do wrong."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from patchkv_agents.context import EditKind
+from patchkv_agents.engine import Engine
+from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
+from patchkv_agents.recovery import RecoveryPolicy
+
+from .models import SIZES
+
+PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+
+MESSAGES = [
+    {"role": "system", "content": "You answer from the notes."},
+    {"role": "user", "content": "Which pier?"},
+    {"role": "tool", "content": "The ferry leaves from Pier 4.", "tool_call_id": "call_1"},
+    {"role": "tool", "content": "The museum opens at nine. " * 20, "tool_call_id": "call_2"},
+    {"role": "user", "content": "So which pier is it?"},
+]
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_tokenizer):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": len(smollm2_tokenizer), "max_position_embeddings": 700}
+    config = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2, head_dim=8)
+    return Engine(LlamaForCausalLM(config).eval(), smollm2_tokenizer)
+
+
+@pytest.fixture
+def thread(engine, request):
+    yield engine.thread(request.node.name)
+    engine.drop(request.node.name)
+
+
+def edited(pier="Pier 9, beyond the fuel dock"):
+    messages = copy.deepcopy(MESSAGES)
+    messages[2]["content"] = f"The ferry leaves from {pier}."
+    return messages
+
+
+def test_greedy_generation_equals_transformers_generate(smollm2_model, smollm2_tokenizer):
+    """Token for token, on the embedded model."""
+    engine = Engine(smollm2_model, smollm2_tokenizer)
+    messages = [{"role": "user", "content": "Name the three largest oceans, largest first."}]
+    reply = engine.thread("parity").generate(messages, max_new_tokens=40)
+    prompt = smollm2_tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    expected = smollm2_model.generate(**prompt, max_new_tokens=40, do_sample=False)
+    expected = expected[0, prompt["input_ids"].shape[1] :].tolist()
+    ended = expected[-1] in engine.end_tokens
+    assert list(reply.token_ids) == (expected[:-1] if ended else expected)
+    assert reply.finish_reason == ("stop" if ended else "length")
+    assert reply.text == smollm2_tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_an_edit_is_recovered_and_says_that_it_is_not_exact(engine, thread):
+    first = thread.generate(MESSAGES, max_new_tokens=3)
+    assert first.report.is_exact and first.report.new == first.report.tokens
+    assert thread.suspend() > 0
+    assert not thread.sequence.is_live
+    report = thread.generate(edited(), policy=PATCH, max_new_tokens=3).report
+    assert not report.is_exact and report.restored > 0 and report.policy == "patch"
+    assert report.cache_read == report.prefix > 0
+    assert report.payload_bytes > 0 and report.resume_ttft_ms > 0
+    parts = ("prefix", "new", "window", "attention", "tail", "restored")
+    assert sum(getattr(report, part) for part in parts) == report.tokens
+    assert [edit.kind for edit in thread.history.head.edits] == [EditKind.REPLACE_TOOL_RESULT]
+
+
+def test_without_a_policy_recovery_is_exact(engine, thread):
+    thread.generate(MESSAGES, max_new_tokens=3)
+    reply = thread.generate(edited(), max_new_tokens=3)
+    fresh = engine.thread("fresh").generate(edited(), max_new_tokens=3)
+    engine.drop("fresh")
+    assert reply.report.is_exact and reply.report.restored == 0 and reply.report.prefix > 0
+    assert reply.token_ids == fresh.token_ids
+    torch.testing.assert_close(reply.first_logits, fresh.first_logits, atol=1e-4, rtol=0)
+
+
+def test_a_next_turn_keeps_everything_before_it(thread):
+    reply = thread.generate(MESSAGES, max_new_tokens=5)
+    turn = [
+        *MESSAGES,
+        {"role": "assistant", "content": reply.text},
+        {"role": "user", "content": "Are you sure?"},
+    ]
+    report = thread.generate(turn, max_new_tokens=2, policy=PATCH).report
+    assert report.prefix >= reply.report.tokens
+    assert report.is_exact and report.restored == 0
+
+
+def test_messages_are_copied_on_entry(thread):
+    messages = copy.deepcopy(MESSAGES)
+    thread.generate(messages, max_new_tokens=1)
+    version = thread.history.head
+    messages[2]["content"] = "changed by the caller"
+    assert version.messages[2].text == MESSAGES[2]["content"]
+    thread.generate(messages, max_new_tokens=1)
+    assert thread.history.log()[1] is version
+
+
+def test_forks_share_the_past_and_nothing_else(engine, thread):
+    thread.generate(MESSAGES, max_new_tokens=2)
+    fork = thread.fork("branch")
+    fork.generate(edited(), policy=PATCH, max_new_tokens=2)
+    engine.drop("branch")
+    assert len(fork.history) == 2 and len(thread.history) == 1
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert report.is_exact and report.prefix == report.tokens - 1
+    with pytest.raises(InputError, match="exists"):
+        engine.thread(thread.id, new=True)
+
+
+def test_a_stream_adds_up_to_the_reply(thread):
+    chunks = list(thread.stream(MESSAGES, max_new_tokens=30))
+    assert [chunk.reply is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    reply = chunks[-1].reply
+    assert "".join(chunk.text for chunk in chunks) == reply.text
+    assert reply == reply and len(reply.token_ids) == 30 and reply.finish_reason == "length"
+
+
+def test_a_stream_that_is_closed_early_leaves_a_usable_thread(engine, thread):
+    stream = thread.stream(MESSAGES, max_new_tokens=50)
+    next(stream)
+    with pytest.raises(PatchKVError, match="answering already"):
+        thread.generate(MESSAGES)
+    stream.close()
+    reply = thread.generate(edited(), max_new_tokens=8)
+    fresh = engine.thread("fresh").generate(edited(), max_new_tokens=8)
+    engine.drop("fresh")
+    assert reply.token_ids == fresh.token_ids
+
+
+def test_stop_strings_end_the_text_and_are_not_in_it(thread):
+    whole = thread.generate(MESSAGES, max_new_tokens=30)
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    chunks = list(thread.stream(MESSAGES, max_new_tokens=30, stop=["never appears", stop]))
+    reply = chunks[-1].reply
+    assert reply.text == whole.text[: whole.text.index(stop)]
+    assert "".join(chunk.text for chunk in chunks) == reply.text
+    assert reply.finish_reason == "stop"
+    assert thread.generate(MESSAGES, max_new_tokens=30, stop=stop).text == reply.text
+
+
+def test_a_seed_repeats_a_sample_and_filters_narrow_it(thread):
+    def sample(**options):
+        return thread.generate(MESSAGES, max_new_tokens=12, **options).token_ids
+
+    assert sample(temperature=1.5, seed=1) == sample(temperature=1.5, seed=1)
+    assert sample(temperature=1.5, seed=1) != sample(temperature=1.5, seed=2)
+    greedy = sample()
+    assert sample(temperature=2.0, top_k=1, seed=3) == greedy
+    assert sample(temperature=2.0, top_p=1e-6, seed=3) == greedy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 0},
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"stop": [""]},
+        {"max_tokens": 5},
+    ],
+)
+def test_wrong_sampling_arguments_are_refused_before_anything_runs(thread, options):
+    with pytest.raises(InputError):
+        thread.generate(MESSAGES, **options)
+    assert thread.history.head is None
+
+
+def test_a_context_beyond_the_limit_says_by_how_much(engine, thread):
+    thread.generate(MESSAGES, max_new_tokens=2)
+    long = [*MESSAGES, {"role": "user", "content": "word " * 900}]
+    with pytest.raises(ContextTooLongError, match=r"limit is 700.*shorten"):
+        thread.generate(long)
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert report.prefix == report.tokens - 1  # what was there before is still there
+
+
+def test_generation_ends_at_the_models_limit(engine, thread):
+    long = [*MESSAGES, {"role": "user", "content": "word " * 400}]
+    reply = thread.generate(long, max_new_tokens=10_000)
+    assert reply.finish_reason == "length"
+    assert reply.report.tokens + len(reply.token_ids) == engine.max_tokens
+
+
+@pytest.mark.parametrize("messages", [[], "text", [{"role": "user"}], [{"content": "x"}], None])
+def test_malformed_messages_are_refused(thread, messages):
+    with pytest.raises(ContextError):
+        thread.generate(messages)
+
+
+def test_an_unverified_rendering_is_prefilled_exactly_and_says_why(engine, thread, monkeypatch):
+    from dataclasses import replace
+
+    from patchkv_agents.engine import thread as module
+
+    thread.generate(MESSAGES, max_new_tokens=2)
+    real = module.render
+
+    def unverified(*args, **kwargs):
+        return replace(real(*args, **kwargs), verified=False, reason="spans are guesses")
+
+    monkeypatch.setattr(module, "render", unverified)
+    report = thread.generate(edited(), policy=PATCH, max_new_tokens=2).report
+    assert report.is_exact and report.restored == 0
+    assert "spans are guesses" in report.fallback_reason
+
+
+def test_threads_of_one_engine_run_from_several_python_threads(engine):
+    """Each gets the answer it gets alone."""
+    contexts = {f"t{n}": edited(f"Pier {n}") for n in range(4)}
+
+    def answer(name, results):
+        thread = engine.thread(name)
+        thread.generate(MESSAGES, max_new_tokens=4)
+        results[name] = thread.generate(contexts[name], policy=PATCH, max_new_tokens=12).token_ids
+
+    alone, together = {}, {}
+    for name in contexts:
+        answer(name, alone)
+        engine.drop(name)
+    workers = [threading.Thread(target=answer, args=(name, together)) for name in contexts]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        engine.drop(worker.name)
+    assert together == alone
+    for name in contexts:
+        engine.drop(name)
