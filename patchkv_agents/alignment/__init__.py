@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .matching import align
-from .result import Alignment, Hunk, Run
+from patchkv_agents.alignment.matching import align
+from patchkv_agents.alignment.result import Alignment, Hunk, Run
 
 __all__ = ["Alignment", "Hunk", "Run", "align"]

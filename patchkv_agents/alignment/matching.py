@@ -44,9 +44,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from .result import Alignment, Run, hunks_between
-from .segments import Ints, best_chain, find_segments
+from patchkv_agents.alignment.result import Alignment, Run, hunks_between
+from patchkv_agents.alignment.segments import Ints, best_chain, find_segments
+from patchkv_agents.errors import InputError
 
 _MAX_SEGMENTS = 4096
 _MIN_SEGMENTS = 64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from patchkv_agents.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,13 @@ class Hunk:
     old_stop: int
     new_start: int
     new_stop: int
+
+    def to_dict(self) -> dict[str, list[int]]:
+        """The two ranges as JSON values: `{"old": [start, stop], "new": [start, stop]}`."""
+        return {
+            "old": [self.old_start, self.old_stop],
+            "new": [self.new_start, self.new_stop],
+        }
 
 
 @dataclass(frozen=True, slots=True)

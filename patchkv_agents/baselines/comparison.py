@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -85,11 +86,12 @@ def compare_methods(
         policies: the methods; results carry their names.
         rounds: how often every method runs. Answers come from the first round.
         max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
-        progress: told what runs next.
+        progress: told what runs next, how many steps there are, and how long the rest may take.
     """
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
     engine.drop("compare/old")
     thread = engine.thread("compare/old")
+    started = time.perf_counter()
     progress("prefill of the old context")
     old_reply = thread.generate(old.messages, tools=old.tools, max_new_tokens=answer_tokens)
     thread.suspend()
@@ -119,11 +121,14 @@ def compare_methods(
     plans: dict[str, RecoveryPolicy | None] = {"full_prefill": None}
     plans |= {policy.name: policy for policy in policies}
     replies: dict[str, list[Reply]] = {name: [] for name in plans}
-    for index in range(rounds):
-        for name, policy in plans.items():
-            suffix = f" (round {index + 1} of {rounds})" if rounds > 1 else ""
-            progress(f"{name.replace('_', ' ')}{suffix}")
-            replies[name].append(run(policy, index == 0))
+    prefill_s = time.perf_counter() - started
+    steps = rounds * len(plans)
+    for step in range(steps):
+        name = list(plans)[step % len(plans)]
+        # Full prefill and prefix cache take about as long as the first prefill, the others little.
+        left_s = prefill_s * 2 * (steps - step) / len(plans)
+        progress(f"{name.replace('_', ' ')} ({step + 1} of {steps}, about {left_s:.0f} s left)")
+        replies[name].append(run(plans[name], step < len(plans)))
     engine.drop("compare/old")
     reference = replies["full_prefill"][0]
     results = {name: _result(reference, runs) for name, runs in replies.items()}

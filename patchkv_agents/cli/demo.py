@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from .episode import DEFAULT_TOKENS, build_episode
+from patchkv_agents.cli.episode import DEFAULT_TOKENS, build_episode
+from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..alignment import Alignment
-    from ..baselines import Comparison
-    from ..context import ContextVersion, Conversation, Edit
-    from ..engine import Engine
-    from ..recovery import RecoveryPlan, RecoveryReport
+    from patchkv_agents.alignment import Alignment
+    from patchkv_agents.baselines import Comparison
+    from patchkv_agents.cli.demo_view import Task
+    from patchkv_agents.engine import Engine
 
 _PLAN_FIELDS = ("prefix", "new", "window", "attention", "tail", "restored")
 _REPORT_FIELDS = (
@@ -31,27 +25,6 @@ _REPORT_FIELDS = (
     "recompute_ratio",
     "repair_ratio",
 )
-_STRIP_CELLS = 72
-# Label, how a cell looks, what the legend says. Where a cell covers several, the later one shows.
-_STRIP = (
-    ("RESTORED", "░", "cyan", "restored: moved from the checkpoint, approximate"),
-    ("PREFIX", "█", "green", "exact: before the edit, untouched"),
-    ("WINDOW", "▓", "yellow", "recomputed: right behind an edit"),
-    ("TAIL", "▓", "bright_magenta", "recomputed: last prompt tokens"),
-    ("ATTENTION", "▓", "bright_red", "recomputed: received much attention"),
-    ("NEW", "█", "bright_blue", "new: had no state"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """The two contexts, and what the built-in episode knows of the answers."""
-
-    old: Conversation
-    new: Conversation
-    question: str | None = None
-    answer_old: str | None = None
-    answer_new: str | None = None
 
 
 def demo(
@@ -85,8 +58,9 @@ def demo(
     {"messages": [...], "tools": [...]} in OpenAI form.
     """
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from ..context import load_conversation
+    from patchkv_agents.context import load_conversation
 
     if (old is None) != (new is None):
         raise InputError("--old and --new belong together: give both files, or neither")
@@ -94,20 +68,24 @@ def demo(
         raise InputError("--tokens sizes the built-in episode: leave it out with --old and --new")
     own = None
     if old is not None and new is not None:
-        own = _Task(load_conversation(old), load_conversation(new))
-    errors = Console(stderr=True)
-    with errors.status(f"Loading {model}") as status:
-        from ..alignment import align
-        from ..baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
-        from ..context import render
-        from ..engine import Engine
-        from ..recovery import RecoveryPolicy
+        own = (load_conversation(old), load_conversation(new))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(f"loading {model}", total=None)
+        from patchkv_agents.alignment import align
+        from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
+        from patchkv_agents.cli.demo_view import Task, show
+        from patchkv_agents.context import render
+        from patchkv_agents.engine import Engine
+        from patchkv_agents.recovery import RecoveryPolicy
 
         # The policy is named here: without a validated profile an engine recovers exactly.
         policy = RecoveryPolicy.default()
         engine = Engine.from_pretrained(model)
-        task = own or _built_in(engine, DEFAULT_TOKENS if tokens is None else tokens)
+        task = Task(*own) if own else _built_in(engine, tokens or DEFAULT_TOKENS)
         rendered = [render(context, engine.tokenizer) for context in (task.old, task.new)]
+        for context in rendered:
+            engine.check_length(len(context))
         alignment = align(rendered[0].token_ids, rendered[1].token_ids)
         comparison = compare_methods(
             engine,
@@ -115,23 +93,24 @@ def demo(
             task.new,
             (PREFIX_CACHE, DIRECT_REUSE, policy),
             rounds=rounds,
-            progress=lambda step: status.update(f"{model}: {step}"),
+            progress=lambda step: progress.update(bar, description=step),
         )
     if as_json:
         typer.echo(json.dumps(_document(model, alignment, comparison)))
         return
-    _show(Console(highlight=False), task, alignment, comparison, model=model)
+    show(Console(highlight=False), model, task, alignment, comparison)
 
 
-def _built_in(engine: Engine, tokens: int) -> _Task:
-    from ..context import Conversation, parse_messages, parse_tools, render
+def _built_in(engine: Engine, tokens: int) -> Task:
+    from patchkv_agents.cli.demo_view import Task
+    from patchkv_agents.context import Conversation, parse_messages, parse_tools, render
 
     def count(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int:
         return len(render(messages, engine.tokenizer, tools=tools))
 
     episode = build_episode(tokens, count)
     tools = parse_tools(episode.tools)
-    return _Task(
+    return Task(
         Conversation(parse_messages(episode.old), tools),
         Conversation(parse_messages(episode.new), tools),
         episode.question,
@@ -140,14 +119,10 @@ def _built_in(engine: Engine, tokens: int) -> _Task:
     )
 
 
-def _speedup(comparison: Comparison) -> float:
-    methods = comparison.methods
-    baseline = methods["prefix_cache"].reply.report.resume_ttft_ms
-    return baseline / methods["patchkv"].reply.report.resume_ttft_ms
-
-
 def _document(model: str, alignment: Alignment, comparison: Comparison) -> dict[str, Any]:
     """The JSON document. `edit` names the first edit; ranges are half-open, in tokens."""
+    from patchkv_agents.cli.demo_view import speedup
+
     report = comparison.methods["patchkv"].reply.report
     edits = comparison.new_version.edits
     return {
@@ -158,10 +133,7 @@ def _document(model: str, alignment: Alignment, comparison: Comparison) -> dict[
             "kind": edits[0].kind.value if edits else None,
             "old_index": edits[0].old_index if edits else None,
             "new_index": edits[0].new_index if edits else None,
-            "hunks": [
-                {"old": [hunk.old_start, hunk.old_stop], "new": [hunk.new_start, hunk.new_stop]}
-                for hunk in alignment.hunks
-            ],
+            "hunks": [hunk.to_dict() for hunk in alignment.hunks],
         },
         "plan": {name: getattr(report, name) for name in _PLAN_FIELDS},
         "methods": {
@@ -174,140 +146,5 @@ def _document(model: str, alignment: Alignment, comparison: Comparison) -> dict[
             }
             for name, result in comparison.methods.items()
         },
-        "speedup_vs_prefix_cache": _speedup(comparison),
+        "speedup_vs_prefix_cache": speedup(comparison),
     }
-
-
-def _show(
-    console: Console, task: _Task, alignment: Alignment, comparison: Comparison, *, model: str
-) -> None:
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    say(
-        f"Model {model}; {alignment.tokens_old:,} tokens before the edit, "
-        f"{alignment.tokens_new:,} after it."
-    )
-    if task.question:
-        say(f"The agent is asked: {task.question}")
-    say()
-    say("Versions")
-    for version in comparison.versions:
-        say(f"  {_describe_version(version)}")
-        for edit in version.edits:
-            say(f"    {_describe_edit(edit, task)}")
-    if not alignment.hunks:
-        say("  The two contexts are the same: every row is an exact hit, one token is computed.")
-    say()
-    report = comparison.methods["patchkv"].reply.report
-    say("What PatchKV does with each token of the new version")
-    console.print(_strip(comparison.methods["patchkv"].reply.plan))
-    for label, cell, style, meaning in _STRIP:
-        tokens = getattr(report, label.lower())
-        if tokens:
-            console.print(f"  [{style}]{cell}[/] {tokens:>6,} {meaning}")
-    if report.fallback_reason:
-        say(f"  Exact prefill instead: {report.fallback_reason}")
-    say()
-    console.print(_table(comparison))
-    say(
-        "TTFT is from the start of recovery to the first output token; KL is of the first token, "
-        "in nats, from a full prefill."
-    )
-    _show_answers(say, task, comparison)
-    say()
-    say(
-        f"PatchKV resumed {_speedup(comparison):.1f} times faster than prefix cache, with "
-        f"{report.recompute_ratio:.1%} of the rows behind the exact prefix computed."
-    )
-    if not report.is_exact:
-        say(
-            "Its result is an approximation and reports itself as one; "
-            "RecoveryPolicy.exact() gives the full prefill's."
-        )
-
-
-def _show_answers(say: Any, task: _Task, comparison: Comparison) -> None:
-    say()
-    say("Answers")
-    rows = [("before the edit", comparison.old_reply.text)]
-    rows += [
-        (name.replace("_", " "), result.reply.text) for name, result in comparison.methods.items()
-    ]
-    for name, text in rows:
-        say(f"  {name:<16} {' '.join(text.split())}")
-    if task.answer_old and task.answer_new:
-        say(f"  The stale page says {task.answer_old}, the right one {task.answer_new}.")
-
-
-def _describe_version(version: ContextVersion) -> str:
-    parent = f", after {version.parents[0]}" if version.parents else ""
-    return f"{version.id}: {len(version.messages)} messages{parent}"
-
-
-def _describe_edit(edit: Edit, task: _Task) -> str:
-    old, new = edit.old_index, edit.new_index
-    if edit.scope != "messages":
-        return f"{edit.kind.value}: {edit.scope.replace('_', ' ')}"
-    lines = [f"{edit.kind.value}: message {old if new is None else new}"]
-    for sign, context, index in (("-", task.old, old), ("+", task.new, new)):
-        if index is not None:
-            text = " ".join(context.messages[index].text.split())
-            lines.append(f"      {sign} {text[:150]}{'...' if len(text) > 150 else ''}")
-    return "\n".join(lines)
-
-
-def _strip(plan: RecoveryPlan) -> Text:
-    """The new version from left to right, a fixed number of cells wide."""
-    import numpy as np
-    from rich.text import Text
-
-    from ..recovery import RowLabel
-
-    tokens = len(plan.labels)
-    cells = min(_STRIP_CELLS, tokens)
-    borders = np.linspace(0, tokens, cells + 1).astype(int)
-    strip = Text("  ")
-    for start, stop in zip(borders[:-1], borders[1:], strict=True):
-        present = set(plan.labels[start:stop].tolist())
-        shown = [entry for entry in _STRIP if RowLabel[entry[0]] in present][-1]
-        strip.append(shown[1], style=shown[2])
-    return strip
-
-
-def _table(comparison: Comparison) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method")
-    headings = (
-        "TTFT ms",
-        "plan ms",
-        "restore ms",
-        "rows run",
-        "repaired",
-        "KL",
-        "top-1",
-        "16 tok.",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for name, result in comparison.methods.items():
-        report: RecoveryReport = result.reply.report
-        table.add_row(
-            name.replace("_", " "),
-            f"{report.resume_ttft_ms:,.0f}",
-            f"{report.planning_ms:.1f}",
-            f"{report.restore_ms:,.0f}",
-            f"{report.recompute_ratio:.1%}",
-            f"{report.repair_ratio:.1%}",
-            f"{result.first_token_kl:.4f}",
-            _yes(result.top1_agree),
-            _yes(result.exact_continuation),
-        )
-    return table
-
-
-def _yes(value: bool) -> str:
-    return "same" if value else "differs"

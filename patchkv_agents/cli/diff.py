@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..alignment import Alignment
-    from ..context import Conversation, Edit, Message, RenderedContext
+    from patchkv_agents.alignment import Alignment
+    from patchkv_agents.context import Conversation, Edit, Message, RenderedContext
 
 _STYLES = {
     "unchanged": "dim",
@@ -53,12 +53,12 @@ def diff(
     """
     from rich.console import Console
 
-    from ..alignment import align
-    from ..context import infer_edits, load_conversation, render
+    from patchkv_agents.alignment import align
+    from patchkv_agents.context import infer_edits, load_conversation, render
 
     before, after = load_conversation(old), load_conversation(new)
     with Console(stderr=True).status(f"Loading the tokenizer of {model}"):
-        from ..engine.loading import load_tokenizer
+        from patchkv_agents.engine.loading import load_tokenizer
 
         tokenizer = load_tokenizer(model)
     rendered = [
@@ -92,10 +92,7 @@ def document(alignment: Alignment, edits: Sequence[Edit], *, verified: bool) -> 
         "tokens_new": alignment.tokens_new,
         "prefix": alignment.prefix,
         "runs": [[run.old_start, run.new_start, run.length] for run in alignment.runs],
-        "hunks": [
-            {"old": [hunk.old_start, hunk.old_stop], "new": [hunk.new_start, hunk.new_stop]}
-            for hunk in alignment.hunks
-        ],
+        "hunks": [hunk.to_dict() for hunk in alignment.hunks],
         "recoverable_tokens": alignment.recoverable_tokens,
         "edits": [
             {"kind": edit.kind.value, "old_index": edit.old_index, "new_index": edit.new_index}

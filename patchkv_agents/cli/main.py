@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
-from ..errors import PatchKVError
-from . import demo, diff
+from patchkv_agents import __version__
+from patchkv_agents.cli import demo, diff
+from patchkv_agents.errors import PatchKVError
 
 INTERRUPTED = 130
 

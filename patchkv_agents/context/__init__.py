@@ -3,14 +3,14 @@
 Imports neither torch nor transformers: tokenizers are passed in as objects.
 """
 
-from .edits import Edit, EditKind
-from .frozen import FrozenJson
-from .history import ContextHistory
-from .inference import infer_edits
-from .messages import Conversation, Message, ToolCall
-from .parsing import load_conversation, parse_messages, parse_tools
-from .rendering import PartSpan, RenderedContext, render
-from .versions import ContextVersion
+from patchkv_agents.context.edits import Edit, EditKind
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.history import ContextHistory
+from patchkv_agents.context.inference import infer_edits
+from patchkv_agents.context.messages import Conversation, Message, ToolCall
+from patchkv_agents.context.parsing import load_conversation, parse_messages, parse_tools
+from patchkv_agents.context.rendering import PartSpan, RenderedContext, render
+from patchkv_agents.context.versions import ContextVersion
 
 __all__ = [
     "ContextHistory",

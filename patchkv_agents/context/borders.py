@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .encoding import Control
-from .marks import Piece
+from patchkv_agents.context.encoding import Control
+from patchkv_agents.context.marks import Piece
 
 
 @dataclass(frozen=True, slots=True)

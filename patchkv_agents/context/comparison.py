@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from .edits import EditKind
-from .messages import Message
+from patchkv_agents.context.edits import EditKind
+from patchkv_agents.context.messages import Message
 
 # A text this short can be a part of another one by chance.
 _SHORTEST_REMNANT = 16

@@ -30,7 +30,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Literal
 
-from .frozen import IdSource
+from patchkv_agents.context.frozen import IdSource
 
 EditScope = Literal["messages", "tools", "template_args"]
 

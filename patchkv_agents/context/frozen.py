@@ -12,7 +12,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
-from ..errors import ContextError
+from patchkv_agents.errors import ContextError
 
 # Made once: json.dumps makes one for each call.
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode

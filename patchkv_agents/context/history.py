@@ -8,13 +8,13 @@ from dataclasses import replace as changed
 from threading import RLock
 from typing import Any
 
-from ..errors import ContextError
-from .edits import Edit, EditKind, reconcile
-from .frozen import FrozenJson, IdSource
-from .inference import infer_edits
-from .messages import Message
-from .parsing import parse_content, parse_messages, parse_tools
-from .versions import ContextVersion
+from patchkv_agents.context.edits import Edit, EditKind, reconcile
+from patchkv_agents.context.frozen import FrozenJson, IdSource
+from patchkv_agents.context.inference import infer_edits
+from patchkv_agents.context.messages import Message
+from patchkv_agents.context.parsing import parse_content, parse_messages, parse_tools
+from patchkv_agents.context.versions import ContextVersion
+from patchkv_agents.errors import ContextError
 
 
 class ContextHistory:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from .comparison import change_in_place
-from .edits import Edit, EditKind, EditScope, join_hashes, new_edit
-from .frozen import FrozenJson
-from .matching import Matching, match_messages
-from .messages import Message
+from patchkv_agents.context.comparison import change_in_place
+from patchkv_agents.context.edits import Edit, EditKind, EditScope, join_hashes, new_edit
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.matching import Matching, match_messages
+from patchkv_agents.context.messages import Message
 
 _NO_ARGS = FrozenJson("{}")
 

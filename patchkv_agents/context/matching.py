@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from .comparison import similarity
-from .messages import Message
+from patchkv_agents.context.comparison import similarity
+from patchkv_agents.context.messages import Message
 
 # A block in which more pairs than this would have to be compared is taken as rewritten entirely.
 _MAX_COMPARISONS = 2_500

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from .frozen import FrozenJson, to_json
+from patchkv_agents.context.frozen import FrozenJson, to_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ContextError, InputError
-from .frozen import FrozenJson, check_text
-from .messages import NO_EXTRA, ROLES, Conversation, Message, ToolCall
+from patchkv_agents.context.frozen import FrozenJson, check_text
+from patchkv_agents.context.messages import NO_EXTRA, ROLES, Conversation, Message, ToolCall
+from patchkv_agents.errors import ContextError, InputError
 
 _MESSAGE_KEYS = frozenset(
     (

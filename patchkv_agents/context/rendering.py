@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ContextError
-from .borders import Layout, message_ranges, opening_token
-from .encoding import Encoded, Encoder, IntArray
-from .frozen import FrozenJson
-from .marks import Marker, Piece, private_characters
-from .messages import Conversation, Message
-from .parsing import parse_messages, parse_tools
-from .template import ChatTemplate, Visit
-from .versions import ContextVersion
+from patchkv_agents.context.borders import Layout, message_ranges, opening_token
+from patchkv_agents.context.encoding import Encoded, Encoder, IntArray
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.marks import Marker, Piece, private_characters
+from patchkv_agents.context.messages import Conversation, Message
+from patchkv_agents.context.parsing import parse_messages, parse_tools
+from patchkv_agents.context.template import ChatTemplate, Visit
+from patchkv_agents.context.versions import ContextVersion
+from patchkv_agents.errors import ContextError
 
 
 @dataclass(frozen=True, slots=True)

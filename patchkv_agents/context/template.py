@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..errors import ContextError, InputError
-from .frozen import FrozenJson
-from .messages import Message, ToolCall
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.messages import Message, ToolCall
+from patchkv_agents.errors import ContextError, InputError
 
 # Called with (message index, field, text) for each text that goes into the template; gives back
 # the text to put there. Tools have the index -1.

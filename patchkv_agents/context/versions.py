@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .edits import Edit
-from .frozen import FrozenJson
-from .messages import Message
+from patchkv_agents.context.edits import Edit
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

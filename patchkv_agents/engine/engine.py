@@ -10,7 +10,7 @@ from patchkv_agents.engine.generation import end_tokens
 from patchkv_agents.engine.loading import load_model
 from patchkv_agents.engine.support import rope_of
 from patchkv_agents.engine.thread import Thread
-from patchkv_agents.errors import InputError
+from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
@@ -69,6 +69,24 @@ class Engine:
     def max_tokens(self) -> int:
         """The model's limit, prompt and answer together."""
         return self.adapter.max_tokens
+
+    def check_length(self, tokens: int) -> None:
+        """Check that a prompt of `tokens` tokens leaves room for an answer.
+
+        Raises:
+            ContextError: there are no tokens.
+            ContextTooLongError: there are too many.
+        """
+        if tokens == 0:
+            raise ContextError(
+                "the chat template renders these messages to nothing: add a message with content"
+            )
+        if tokens >= self.max_tokens:
+            raise ContextTooLongError(
+                f"the context has {tokens} tokens, and the model's limit is {self.max_tokens} with "
+                "at least one for the answer: shorten or summarise messages, or use a model with "
+                "a longer context"
+            )
 
     def thread(self, thread_id: str, *, new: bool = False) -> Thread:
         """The thread of this id, made at its first use.

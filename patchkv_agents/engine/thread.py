@@ -17,7 +17,6 @@ from patchkv_agents.context import (
     Edit,
     FrozenJson,
     Message,
-    RenderedContext,
     render,
 )
 from patchkv_agents.engine.generation import (
@@ -28,7 +27,7 @@ from patchkv_agents.engine.generation import (
     sampling_params,
 )
 from patchkv_agents.engine.sequence import KVSequence, Resumed
-from patchkv_agents.errors import ContextError, ContextTooLongError, PatchKVError
+from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery.plan import RecoveryPlan
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
@@ -165,7 +164,7 @@ class Thread:
     ) -> tuple[Resumed, RecoveryReport, Sampler, int]:
         started = time.perf_counter()
         rendered = render(version, self._engine.tokenizer)
-        self._check_length(rendered)
+        self._engine.check_length(len(rendered))
         render_ms = (time.perf_counter() - started) * 1e3
         chosen = policy or self._engine.policy
         fallback_reason = None
@@ -228,19 +227,6 @@ class Thread:
             first_logits=resumed.logits,
         )
         yield StreamChunk(rest, reply)
-
-    def _check_length(self, rendered: RenderedContext) -> None:
-        tokens, limit = len(rendered.token_ids), self._engine.max_tokens
-        if tokens == 0:
-            raise ContextError(
-                "the chat template renders these messages to nothing: add a message with content"
-            )
-        if tokens >= limit:
-            raise ContextTooLongError(
-                f"the context has {tokens} tokens, and the model's limit is {limit} with at least "
-                "one for the answer: shorten or summarise messages, or use a model with a "
-                "longer context"
-            )
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -35,9 +35,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("kind", EDITS)
-@pytest.mark.parametrize(
-    "tokens", [100, 1000, pytest.param(4000, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("tokens", [100, 1000, pytest.param(4000, marks=pytest.mark.slow)], ids=str)
 def test_repairing_the_whole_suffix_is_a_full_prefill(smollm2_model, tokens, kind):
     old = random_ids(tokens, tokens, VOCABULARY)
     new = edited(old, EDITS[kind](tokens), VOCABULARY)
