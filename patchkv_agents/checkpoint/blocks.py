@@ -54,6 +54,18 @@ class Extent:
         """One past the last position in the version."""
         return self.position + self.length
 
+    def alone(self) -> Extent:
+        """The same rows in a block that holds no others."""
+        if self.length == self.block.keys.shape[2]:
+            return self
+        rows = slice(self.offset, self.offset + self.length)
+        block = SourceBlock(
+            keys=_stored(self.block.keys[:, :, rows]),
+            values=_stored(self.block.values[:, :, rows]),
+            position=self.block.position + self.offset,
+        )
+        return Extent(block, 0, self.length, self.position)
+
     @property
     def delta(self) -> int:
         """How far the rows have moved since their keys were written."""

@@ -56,6 +56,20 @@ class Checkpoint:
         merged = sorted((*self.extents, *extents), key=lambda extent: extent.position)
         return replace(self, extents=tuple(merged))
 
+    def truncated(self, tokens: int) -> Checkpoint:
+        """The first `tokens` tokens alone, with no payload in reach of what came behind them.
+
+        Rows of a block that is kept in part are copied out of it, and scores are dropped, since
+        later tokens gave them.
+        """
+        source = np.where(np.arange(len(self)) < tokens, np.arange(len(self)), -1)
+        return Checkpoint(
+            token_ids=self.token_ids[:tokens].copy(),
+            origins=self.origins[:tokens].copy(),
+            scores=np.zeros(min(tokens, len(self)), dtype=np.float32),
+            extents=tuple(extent.alone() for extent in self.stored_at(source)),
+        )
+
     def stored_at(self, source: IntArray) -> tuple[Extent, ...]:
         """Stored rows at the positions of another version (see `moved_extents`)."""
         return moved_extents(self.extents, source)

@@ -101,6 +101,11 @@ class KVSequence:
         self._cache = None
         return self._checkpoint.payload_bytes - before
 
+    def truncate(self, tokens: int) -> None:
+        """Delete all state behind the first `tokens` tokens, the live cache included."""
+        self.suspend()
+        self._checkpoint = self._checkpoint.truncated(tokens)
+
     def resume(self, token_ids: IntArray, policy: RecoveryPolicy, *, room: int = 0) -> Resumed:
         """Make `token_ids` the current sequence, recovering what the old state allows.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from patchkv_agents.alignment import align
 from patchkv_agents.context import (
     ContextHistory,
     ContextVersion,
@@ -77,6 +78,7 @@ class Thread:
         self.history = ContextHistory()
         self._engine = engine
         self._sequence = KVSequence(engine.adapter, engine.rope)
+        self._recovered: str | None = None  # id of the version whose state the sequence has
         self._busy = threading.Lock()
 
     @property
@@ -157,6 +159,7 @@ class Thread:
             copy = self._engine.thread(thread_id, new=True)
             copy.history = self.history.copy()
             copy._sequence = self._sequence.fork()
+            copy._recovered = self._recovered
             return copy
 
     def _first_token(
@@ -174,7 +177,12 @@ class Thread:
         room = min(params.max_new_tokens, self._engine.max_tokens - len(rendered.token_ids))
         sampler = Sampler(params, self._engine.adapter.device)
         with self._engine.lock:
+            if self._forgets_something(version):
+                fallback_reason = "an edit says forget: no state that saw the old text may survive"
+                held = self._sequence.token_ids
+                self._sequence.truncate(align(held, rendered.token_ids).prefix)
             resumed = self._sequence.resume(rendered.token_ids, chosen, room=room)
+            self._recovered = version.id
             started = time.perf_counter()
             token = sampler(resumed.logits)
             sampling_ms = (time.perf_counter() - started) * 1e3
@@ -190,6 +198,16 @@ class Thread:
             resume_ttft_ms=resumed.restore_ms + resumed.recompute_ms + sampling_ms,
         )
         return resumed, report, sampler, token
+
+    def _forgets_something(self, version: ContextVersion) -> bool:
+        """Whether an edit since the version whose state is held is marked `forget`."""
+        while version.id != self._recovered:
+            if any(edit.forget for edit in version.edits):
+                return True
+            if not version.parents:
+                break
+            version = self.history.get(version.parents[0])
+        return False
 
     def _decode(
         self,

@@ -220,6 +220,28 @@ def test_an_unverified_rendering_is_prefilled_exactly_and_says_why(engine, threa
     assert "spans are guesses" in report.fallback_reason
 
 
+def test_an_edit_that_says_forget_is_recovered_exactly(engine, thread):
+    """No row that has seen the removed text survives, whatever the policy, and also when a
+    further edit follows before the model runs again."""
+    thread.generate(MESSAGES, max_new_tokens=2)
+    thread.suspend()
+    thread.history.replace("call_1", "The ferry leaves from [removed].", forget=True)
+    messages = edited("[removed]")
+    messages[-1]["content"] = "And now?"
+    reply = thread.generate(messages, policy=PATCH, max_new_tokens=2)
+    assert reply.report.is_exact and "forget" in reply.report.fallback_reason
+    fresh = engine.thread("fresh").generate(messages, max_new_tokens=2)
+    engine.drop("fresh")
+    torch.testing.assert_close(reply.first_logits, fresh.first_logits, atol=1e-4, rtol=0)
+    extents = thread.sequence.checkpoint.extents
+    assert sum(extent.length for extent in extents) == reply.report.prefix
+    for extent in extents:  # no block still holds rows from behind the edit
+        assert extent.length == extent.block.keys.shape[2]
+    # The next edit, which says nothing, is approximate again.
+    again = thread.generate(edited("Pier 3"), policy=PATCH, max_new_tokens=2).report
+    assert again.restored > 0 and again.fallback_reason is None
+
+
 def test_threads_of_one_engine_run_from_several_python_threads(engine):
     """Each gets the answer it gets alone."""
     contexts = {f"t{n}": edited(f"Pier {n}") for n in range(4)}
