@@ -12,6 +12,7 @@ import torch
 
 from patchkv_agents.context import ContextVersion, Conversation
 from patchkv_agents.engine import Engine, Reply
+from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
 CONTINUATION_TOKENS = 16
@@ -60,10 +61,23 @@ class Comparison:
 
 
 def first_token_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """KL(reference || logits) of two logit vectors `[vocab]`, in nats, in float64; at least 0."""
+    """KL(reference || logits) of two logit vectors `[vocab]`, in nats, in float64; at least 0.
+
+    Infinite where `logits` excludes a token that `reference` allows.
+
+    Raises:
+        PatchKVError: a vector has NaN or no finite entry.
+    """
     expected = reference.double().log_softmax(dim=-1)
     actual = logits.double().log_softmax(dim=-1)
-    return max(0.0, float((expected.exp() * (expected - actual)).sum()))
+    if expected.isnan().any() or actual.isnan().any():
+        raise PatchKVError(
+            "the model's logits are not numbers: check its weights and dtype (float16 overflows in "
+            "some models; try bfloat16 or float32)"
+        )
+    probability = expected.exp()
+    terms = torch.where(probability > 0, probability * (expected - actual), 0.0)
+    return max(0.0, float(terms.sum()))
 
 
 def compare_methods(

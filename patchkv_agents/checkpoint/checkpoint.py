@@ -30,6 +30,10 @@ class Checkpoint:
     scores: npt.NDArray[np.float32]
     extents: tuple[Extent, ...] = ()
 
+    def __post_init__(self) -> None:
+        for array in (self.token_ids, self.origins, self.scores):
+            array.setflags(write=False)
+
     @classmethod
     def empty(cls) -> Checkpoint:
         """Of a thread that has not run yet."""

@@ -8,7 +8,12 @@ from patchkv_agents.context.frozen import FrozenJson
 from patchkv_agents.context.history import ContextHistory
 from patchkv_agents.context.inference import infer_edits
 from patchkv_agents.context.messages import Conversation, Message, ToolCall
-from patchkv_agents.context.parsing import load_conversation, parse_messages, parse_tools
+from patchkv_agents.context.parsing import (
+    load_conversation,
+    parse_messages,
+    parse_template_args,
+    parse_tools,
+)
 from patchkv_agents.context.rendering import PartSpan, RenderedContext, render
 from patchkv_agents.context.versions import ContextVersion
 
@@ -26,6 +31,7 @@ __all__ = [
     "infer_edits",
     "load_conversation",
     "parse_messages",
+    "parse_template_args",
     "parse_tools",
     "render",
 ]

@@ -12,7 +12,12 @@ from patchkv_agents.context.edits import Edit, EditKind, reconcile
 from patchkv_agents.context.frozen import FrozenJson, IdSource
 from patchkv_agents.context.inference import infer_edits
 from patchkv_agents.context.messages import Message
-from patchkv_agents.context.parsing import parse_content, parse_messages, parse_tools
+from patchkv_agents.context.parsing import (
+    parse_content,
+    parse_messages,
+    parse_template_args,
+    parse_tools,
+)
 from patchkv_agents.context.versions import ContextVersion
 from patchkv_agents.errors import ContextError
 
@@ -82,7 +87,7 @@ class ContextHistory:
         """
         parsed = parse_messages(messages)
         parsed_tools = parse_tools(tools)
-        arguments = _parse_template_args(template_args)
+        arguments = parse_template_args(template_args)
         with self._lock:
             return self._commit(parsed, parsed_tools, arguments, tuple(edits or ()), author)
 
@@ -204,14 +209,6 @@ class ContextHistory:
 
 def _with_author(edit: Edit, author: str | None) -> Edit:
     return edit if edit.author or author is None else changed(edit, author=author)
-
-
-def _parse_template_args(arguments: Mapping[str, Any] | FrozenJson | None) -> FrozenJson:
-    if isinstance(arguments, FrozenJson):
-        return arguments
-    if arguments is not None and not isinstance(arguments, Mapping):
-        raise ContextError("template_args must be an object, such as {'enable_thinking': False}.")
-    return FrozenJson.of(dict(arguments or {}), "template_args")
 
 
 def _find(messages: Sequence[Message], target: int | str) -> int:

@@ -265,3 +265,16 @@ def _kind(value: Any) -> str:
 
 def _fail(index: int, key: str, problem: str) -> NoReturn:
     raise ContextError(f"Message {index}, field {key!r}: {problem}.")
+
+
+def parse_template_args(arguments: Mapping[str, Any] | FrozenJson | None) -> FrozenJson:
+    """Copy the arguments of a chat template.
+
+    Raises:
+        ContextError: they are not an object, or not JSON.
+    """
+    if isinstance(arguments, FrozenJson):
+        return arguments
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise ContextError("template_args must be an object, such as {'enable_thinking': False}.")
+    return FrozenJson.of(dict(arguments or {}), "template_args")

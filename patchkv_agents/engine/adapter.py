@@ -114,14 +114,23 @@ class RowCache(Cache):
         return self.keys.shape[2]
 
     def reserve(self, capacity: int) -> None:
-        """Grow to at least `capacity` rows, keeping those that were written."""
-        if capacity <= self.capacity:
-            return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty((*old.shape[:2], capacity, old.shape[3]))
-            new[:, :, : self.filled] = old[:, :, : self.filled]
-            setattr(self, name, new)
+        """Make room for at least `capacity` rows, and some more where the cache has to grow."""
+        if capacity > self.capacity:
+            self._reallocate(max(capacity, self.capacity * 5 // 4))
+
+    def resize(self, capacity: int) -> None:
+        """Make room for at least `capacity` rows; give memory back if there is far too much."""
+        if not capacity <= self.capacity <= 2 * capacity:
+            self._reallocate(capacity)
+
+    def _reallocate(self, capacity: int) -> None:
+        """Move the rows that were written, as far as they fit, into tensors of `capacity` rows."""
+        rows = min(self.filled, capacity)
+        shape = (*self.keys.shape[:2], capacity, self.keys.shape[3])
+        keys, values = self.keys.new_empty(shape), self.values.new_empty(shape)
+        keys[:, :, :rows] = self.keys[:, :, :rows]
+        values[:, :, :rows] = self.values[:, :, :rows]
+        self.keys, self.values, self.filled = keys, values, rows
 
 
 def _causal_on_cpu(

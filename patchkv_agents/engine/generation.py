@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import torch
@@ -41,16 +42,38 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}: use 1 or more")
-        if not self.temperature >= 0:
-            raise InputError(f"temperature is {self.temperature}: use 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}: use more than 0, at most 1")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}: use 0 (off) or more")
-        if not all(self.stop):
-            raise InputError("a stop string is empty: leave it out, or give one such as 'END'")
+        checks: tuple[tuple[str, bool, str], ...] = (
+            ("max_new_tokens", _is_integer(self.max_new_tokens, 1), "an integer of at least 1"),
+            (
+                "temperature",
+                _is_number(self.temperature)
+                and (self.temperature == 0 or 1e-3 <= self.temperature < float("inf")),
+                "0 (greedy) or a number of at least 0.001",
+            ),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "more than 0, at most 1"),
+            ("top_k", _is_integer(self.top_k, 0), "an integer: 0 (off) or more"),
+            (
+                "stop",
+                all(isinstance(stop, str) and stop for stop in self.stop),
+                "strings that are not empty, such as 'END'",
+            ),
+            (
+                "seed",
+                self.seed is None or (_is_integer(self.seed, 0) and self.seed < 2**63),
+                "None or an integer from 0 to 2**63 - 1",
+            ),
+        )
+        for name, is_right, wanted in checks:
+            if not is_right:
+                raise InputError(f"{name} is {getattr(self, name)!r}: use {wanted}")
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return type(value) is not bool and isinstance(value, Integral) and int(value) >= least
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is not bool and isinstance(value, Real)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -76,7 +99,8 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         raise InputError(f"unknown arguments {unknown}: sampling takes {sorted(known)}")
     values: dict[str, Any] = dict(options)
     stop = values.get("stop") or ()
-    values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    single = not isinstance(stop, Sequence) or isinstance(stop, str | bytes)
+    values["stop"] = (stop,) if single else tuple(stop)
     return SamplingParams(**values)
 
 

@@ -20,6 +20,8 @@ from patchkv_agents.recovery.rope import Rope
 
 CAPACITY_STEP = 256
 """Caches are allocated in multiples of this many rows."""
+MAX_ROOM = 1024
+"""Most rows that are allocated for an answer in advance; a longer one makes the cache grow."""
 
 
 def _milliseconds_since(start: float) -> float:
@@ -36,6 +38,7 @@ class Resumed:
         payload_bytes: bytes of the source blocks that were read.
         planning_ms, restore_ms, recompute_ms: alignment and plan; stored rows into the cache; rows
             through the model.
+        recovery_ms: everything after planning.
     """
 
     logits: torch.Tensor
@@ -44,6 +47,7 @@ class Resumed:
     planning_ms: float
     restore_ms: float
     recompute_ms: float
+    recovery_ms: float
 
 
 class KVSequence:
@@ -137,27 +141,27 @@ class KVSequence:
         self, token_ids: IntArray, plan: RecoveryPlan, room: int, planning_ms: float
     ) -> Resumed:
         tokens = len(token_ids)
-        started = time.perf_counter()
+        begun = time.perf_counter()
         in_place = np.zeros(tokens, dtype=bool)
         if self._cache is not None:
             in_place = plan.source == np.arange(tokens)
             self._store_moving_rows(plan, in_place)
-        capacity = -(-(tokens + room) // CAPACITY_STEP) * CAPACITY_STEP
+        capacity = -(-(tokens + min(room, MAX_ROOM)) // CAPACITY_STEP) * CAPACITY_STEP
         cache = self._cache
         if cache is None:
             cache = self._adapter.new_cache(capacity)
-        cache.reserve(capacity)
+        cache.resize(capacity)
         self._cache = cache
         old = self._checkpoint
         payload_bytes = restore_rows(
             old.stored_at(np.where(in_place, -1, plan.source)), cache.keys, cache.values, self._rope
         )
-        restore_ms = _milliseconds_since(started)
+        restore_ms = _milliseconds_since(begun)
 
         started = time.perf_counter()
         capture = AttentionCapture(
             layers=sampled_layers(self._adapter.layers),
-            prior=np.where(plan.source >= 0, old.scores[plan.source], 0.0) if len(old) else None,
+            prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
             device=self._adapter.device,
         )
         capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
@@ -172,7 +176,15 @@ class KVSequence:
             scores=np.zeros(tokens, dtype=np.float32),
             extents=old.stored_at(plan.source),
         )
-        return Resumed(logits, plan, payload_bytes, planning_ms, restore_ms, recompute_ms)
+        return Resumed(
+            logits=logits,
+            plan=plan,
+            payload_bytes=payload_bytes,
+            planning_ms=planning_ms,
+            restore_ms=restore_ms,
+            recompute_ms=recompute_ms,
+            recovery_ms=_milliseconds_since(begun),
+        )
 
     def append(self, token_id: int) -> torch.Tensor:
         """Compute the state of one more token; returns the next logits, `[vocab]`."""
@@ -181,7 +193,7 @@ class KVSequence:
         old = self._checkpoint
         position = len(old)
         token_ids = np.append(old.token_ids, np.int64(token_id))
-        self._cache.reserve(-(-(position + 1) // CAPACITY_STEP) * CAPACITY_STEP)
+        self._cache.reserve(position + 1)
         if self._capture is not None:
             self._capture.announce(position, position + 1)
         rows = RowSet.of_range(position, position + 1)

@@ -15,9 +15,14 @@ from patchkv_agents.alignment import align
 from patchkv_agents.context import (
     ContextHistory,
     ContextVersion,
+    Conversation,
     Edit,
     FrozenJson,
     Message,
+    RenderedContext,
+    parse_messages,
+    parse_template_args,
+    parse_tools,
     render,
 )
 from patchkv_agents.engine.generation import (
@@ -70,6 +75,19 @@ class StreamChunk:
     reply: Reply | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One request, copied and checked."""
+
+    conversation: Conversation
+    template_args: FrozenJson
+    edits: tuple[Edit, ...]
+    policy: RecoveryPolicy | None
+    params: SamplingParams
+    rendered: RenderedContext
+    render_ms: float
+
+
 class Thread:
     """One conversation. Made by `Engine.thread`; its calls may not overlap."""
 
@@ -102,7 +120,8 @@ class Thread:
             messages: the whole conversation, in OpenAI form. Copied.
             tools: tool schemas for the chat template.
             template_args: further arguments of the chat template.
-            edits: what the caller knows of the changes since the last call.
+            edits: what the caller knows of the changes since the last call. One marked `forget`
+                deletes this thread's state that saw the old text; forks made before keep theirs.
             policy: for this call; the engine's otherwise.
             sampling: fields of `SamplingParams`; greedy by default.
 
@@ -135,14 +154,33 @@ class Thread:
         policy: RecoveryPolicy | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[StreamChunk]:
-        """As `generate`, but yields text as it appears. May be closed at any point."""
+        """As `generate`, but yields text as it appears. May be closed at any point.
+
+        Arguments are copied and checked at the call; the model runs when the first piece is asked
+        for.
+        """
         params = sampling_params(sampling)
+        started = time.perf_counter()
+        conversation = Conversation(parse_messages(messages), parse_tools(tools))
+        arguments = parse_template_args(template_args)
+        rendered = render(conversation, self._engine.tokenizer, template_args=arguments.load())
+        self._engine.check_length(len(rendered))
+        render_ms = (time.perf_counter() - started) * 1e3
+        call = _Call(
+            conversation, arguments, tuple(edits or ()), policy, params, rendered, render_ms
+        )
+        return self._answer(call)
+
+    def _answer(self, call: _Call) -> Iterator[StreamChunk]:
         with self._exclusive():
             version = self.history.commit(
-                messages, tools=tools, template_args=template_args, edits=edits
+                call.conversation.messages,
+                tools=call.conversation.tools,
+                template_args=call.template_args,
+                edits=call.edits,
             )
-            resumed, report, sampler, token = self._first_token(version, policy, params)
-            yield from self._decode(version, resumed, report, params, sampler, token)
+            resumed, report, sampler, token = self._first_token(version, call)
+            yield from self._decode(version, resumed, report, call.params, sampler, token)
 
     def suspend(self) -> int:
         """Store the KV state in CPU memory and free the cache, as while a tool runs.
@@ -156,46 +194,41 @@ class Thread:
     def fork(self, thread_id: str) -> Thread:
         """A new thread at the same version that shares the stored state. Suspends this one."""
         with self._exclusive(), self._engine.lock:
+            sequence = self._sequence.fork()  # may fail; the new thread is registered after it
             copy = self._engine.thread(thread_id, new=True)
-            copy.history = self.history.copy()
-            copy._sequence = self._sequence.fork()
+            copy.history, copy._sequence = self.history.copy(), sequence
             copy._recovered = self._recovered
             return copy
 
     def _first_token(
-        self, version: ContextVersion, policy: RecoveryPolicy | None, params: SamplingParams
+        self, version: ContextVersion, call: _Call
     ) -> tuple[Resumed, RecoveryReport, Sampler, int]:
-        started = time.perf_counter()
-        rendered = render(version, self._engine.tokenizer)
-        self._engine.check_length(len(rendered))
-        render_ms = (time.perf_counter() - started) * 1e3
-        chosen = policy or self._engine.policy
-        fallback_reason = None
-        if not rendered.verified and not chosen.is_exact:
-            fallback_reason = f"token spans could not be verified: {rendered.reason}"
-            chosen = RecoveryPolicy.exact()
-        room = min(params.max_new_tokens, self._engine.max_tokens - len(rendered.token_ids))
-        sampler = Sampler(params, self._engine.adapter.device)
+        token_ids, policy = call.rendered.token_ids, call.policy or self._engine.policy
+        reasons = []
+        if not call.rendered.verified and not policy.is_exact:
+            reasons.append(f"token spans could not be verified: {call.rendered.reason}")
+            policy = RecoveryPolicy.exact()
+        sampler = Sampler(call.params, self._engine.adapter.device)
         with self._engine.lock:
             if self._forgets_something(version):
-                fallback_reason = "an edit says forget: no state that saw the old text may survive"
-                held = self._sequence.token_ids
-                self._sequence.truncate(align(held, rendered.token_ids).prefix)
-            resumed = self._sequence.resume(rendered.token_ids, chosen, room=room)
+                reasons.append("an edit says forget: state that saw the old text was deleted")
+                self._sequence.truncate(align(self._sequence.token_ids, token_ids).prefix)
+            room = min(call.params.max_new_tokens, self._engine.max_tokens - len(token_ids))
+            resumed = self._sequence.resume(token_ids, policy, room=room)
             self._recovered = version.id
             started = time.perf_counter()
             token = sampler(resumed.logits)
             sampling_ms = (time.perf_counter() - started) * 1e3
         report = RecoveryReport.of_plan(
             resumed.plan,
-            policy=chosen.name,
-            fallback_reason=fallback_reason,
+            policy=policy.name,
+            fallback_reason="; ".join(reasons) or None,
             payload_bytes=resumed.payload_bytes,
-            render_ms=render_ms,
+            render_ms=call.render_ms,
             planning_ms=resumed.planning_ms,
             restore_ms=resumed.restore_ms,
             recompute_ms=resumed.recompute_ms,
-            resume_ttft_ms=resumed.restore_ms + resumed.recompute_ms + sampling_ms,
+            resume_ttft_ms=resumed.recovery_ms + sampling_ms,
         )
         return resumed, report, sampler, token
 

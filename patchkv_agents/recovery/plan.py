@@ -25,7 +25,8 @@ class RowLabel(IntEnum):
     NEW = 1
     """No old state: computed."""
     WINDOW = 2
-    """Behind an edit, closer than the dirty window is long: recomputed."""
+    """Behind an edit, closer than the dirty window is long: recomputed. An exact policy's window
+    is everything that is not exact."""
     TAIL = 3
     """Among the last prompt tokens: recomputed."""
     ATTENTION = 4
@@ -40,20 +41,34 @@ class RecoveryPlan:
 
     Attributes:
         labels: `RowLabel` of each token, int8 `[tokens]`.
-        source: old position whose state a kept or restored row has, -1 elsewhere; int64 `[tokens]`.
+        aligned: old position of each token, whether its state is used or not, -1 where it is new
+            or its state is lost; int64 `[tokens]`.
         prefix: new tokens before the first edit.
-        suffix_tokens: |S|, the aligned tokens after the first edit.
     """
 
     labels: npt.NDArray[np.int8]
-    source: IntArray
+    aligned: IntArray
     prefix: int
-    suffix_tokens: int
+
+    def __post_init__(self) -> None:
+        self.labels.setflags(write=False)
+        self.aligned.setflags(write=False)
 
     @property
     def kept(self) -> BoolArray:
         """Rows that are not computed, bool `[tokens]`."""
-        return _kept(self.labels)
+        kept: BoolArray = (self.labels == RowLabel.PREFIX) | (self.labels == RowLabel.RESTORED)
+        return kept
+
+    @property
+    def source(self) -> IntArray:
+        """Old position whose state a row keeps, -1 where it is computed; int64 `[tokens]`."""
+        return np.where(self.kept, self.aligned, -1)
+
+    @property
+    def suffix(self) -> BoolArray:
+        """S: the aligned tokens after the first edit, bool `[tokens]`."""
+        return (self.aligned >= 0) & (np.arange(len(self.labels)) >= self.prefix)
 
     @property
     def rows(self) -> RowSet:
@@ -78,10 +93,8 @@ class RecoveryPlan:
     @property
     def repair_ratio(self) -> float:
         """Share of the suffix that is recomputed; 0 without a suffix."""
-        if not self.suffix_tokens:
-            return 0.0
-        repaired = sum(map(self.count, (RowLabel.WINDOW, RowLabel.TAIL, RowLabel.ATTENTION)))
-        return repaired / self.suffix_tokens
+        suffix = self.suffix
+        return float((suffix & ~self.kept).sum() / suffix.sum()) if suffix.any() else 0.0
 
     def origins(self, old: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
         """Origin of each row once the plan has run, coded as in `Checkpoint.origins`.
@@ -102,11 +115,6 @@ class RecoveryPlan:
         behind_edit = np.flatnonzero(restored) >= self.prefix
         origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
         return origins
-
-
-def _kept(labels: npt.NDArray[np.int8]) -> BoolArray:
-    kept: BoolArray = (labels == RowLabel.PREFIX) | (labels == RowLabel.RESTORED)
-    return kept
 
 
 def _dirty_window(alignment: Alignment, window_tokens: int) -> BoolArray:
@@ -179,8 +187,7 @@ def plan_recovery(
         labels[window & suffix] = RowLabel.WINDOW
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
-    source[~_kept(labels)] = -1
-    return RecoveryPlan(labels, source, alignment.prefix, int(np.count_nonzero(suffix)))
+    return RecoveryPlan(labels, source, alignment.prefix)
 
 
 def label_ranges(plan: RecoveryPlan) -> list[tuple[RowLabel, int, int]]:

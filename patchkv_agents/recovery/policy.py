@@ -38,6 +38,8 @@ class RecoveryPolicy:
             raise InputError(f"attention_fraction is {self.attention_fraction}: use 0 to 1")
         if self.tail_tokens < 1:
             raise InputError(f"tail_tokens is {self.tail_tokens}: the last token is always needed")
+        if self.name == "exact" and self.window_tokens is not None:
+            raise InputError("only a policy without a window may be called exact: choose a name")
         if self.block_size < 1:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
 

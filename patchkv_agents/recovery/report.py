@@ -23,10 +23,14 @@ class RecoveryReport:
         repair_ratio: recomputed share of the aligned tokens after the first edit.
         payload_bytes: bytes of the source blocks that were read.
         render_ms: chat template and tokenizer.
-        planning_ms: alignment and plan; not part of `resume_ttft_ms`.
-        restore_ms: fetching stored rows, moving their keys, writing them into the cache.
-        recompute_ms: running rows through the model.
-        resume_ttft_ms: from the start of recovery, after planning, to the first output token.
+        planning_ms: aggregating attention scores, alignment and plan; not part of
+            `resume_ttft_ms`.
+        restore_ms: allocating, fetching stored rows, moving their keys, writing them into the
+            cache.
+        recompute_ms: running rows through the model. On GPUs, work may be queued during one of
+            these two and done during the other; `resume_ttft_ms` covers all of it.
+        resume_ttft_ms: from the start of recovery, after planning, to the id of the first output
+            token. Rendering, waiting for another thread's turn and decoding to text are not in it.
     """
 
     policy: str

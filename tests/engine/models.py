@@ -29,6 +29,7 @@ SIZES = {
     "intermediate_size": 64,
     "num_hidden_layers": 3,
     "max_position_embeddings": 2048,
+    "initializer_range": 0.2,  # logits of standard deviation 1 and more: a wrong key shows
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -84,12 +85,8 @@ BUILDERS = {
 
 
 def tiny_model(name: str) -> PreTrainedModel:
-    """A random model whose attention is peaked enough to notice a wrong key."""
     torch.manual_seed(0)
     model: PreTrainedModel = BUILDERS[name]()
-    for parameter_name, parameter in model.named_parameters():
-        if "q_proj.weight" in parameter_name or "k_proj.weight" in parameter_name:
-            parameter.data.mul_(6.0)
     return model.eval().requires_grad_(False)
 
 
@@ -100,8 +97,22 @@ def sequence_of(model: PreTrainedModel) -> KVSequence:
 def full_logits(model: PreTrainedModel, token_ids: NDArray[np.int64]) -> torch.Tensor:
     """Logits of the last token by a plain call of the model, without cache: the reference."""
     with torch.inference_mode():
-        logits = model(torch.from_numpy(token_ids)[None], use_cache=False, logits_to_keep=1).logits
+        logits = model(torch.tensor(token_ids)[None], use_cache=False, logits_to_keep=1).logits
     return logits[0, -1]
+
+
+def full_rows(
+    model: PreTrainedModel, token_ids: NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, `[layers, kv_heads, tokens, head_dim]`, by a plain call of the model."""
+    with torch.inference_mode():
+        output = model(torch.tensor(token_ids)[None], use_cache=True)
+    cache = output.cache if hasattr(output, "cache") else output.past_key_values
+    layers = cache.layers
+    return (
+        torch.stack([layer.keys[0] for layer in layers]),
+        torch.stack([layer.values[0] for layer in layers]),
+    )
 
 
 def random_ids(seed: int, tokens: int, vocabulary: int = VOCABULARY) -> NDArray[np.int64]:

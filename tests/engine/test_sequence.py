@@ -12,7 +12,7 @@ from patchkv_agents.engine.adapter import ModelAdapter
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel
 
-from .models import BUILDERS, edited, full_logits, random_ids, sequence_of, tiny_model
+from .models import BUILDERS, edited, full_logits, full_rows, random_ids, sequence_of, tiny_model
 
 WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
 PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.05, tail_tokens=16)
@@ -34,8 +34,19 @@ def model(request):
     return tiny_model(request.param)
 
 
-def close(actual, expected, tolerance=1e-3):
+def close(actual, expected, tolerance=1e-4):
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
+
+
+def check_exact_rows(model, sequence):
+    """Every live row that is called exact is the row of a full prefill."""
+    exact = sequence.checkpoint.origins == 0
+    tokens = len(exact)
+    keys, values = full_rows(model, sequence.token_ids)
+    cache = sequence.live_cache
+    close(cache.keys[:, :, :tokens][:, :, exact], keys[:, :, exact])
+    close(cache.values[:, :, :tokens][:, :, exact], values[:, :, exact])
+    return int(exact.sum())
 
 
 @pytest.mark.parametrize("policy", [RecoveryPolicy.exact(), WHOLE_SUFFIX], ids=lambda p: p.name)
@@ -50,7 +61,7 @@ def test_repairing_the_whole_suffix_is_a_full_prefill(model, policy, suspended, 
         assert sequence.suspend() > 0
     resumed = sequence.resume(new, policy)
     assert resumed.plan.is_exact
-    assert not sequence.checkpoint.origins.any()
+    assert check_exact_rows(model, sequence) == len(new)
     close(resumed.logits, full_logits(model, new))
 
 
@@ -139,6 +150,7 @@ def test_a_thread_of_edits_stays_right(model):
         plan = sequence.resume(ids, PATCH).plan
         assert plan.count(RowLabel.RESTORED) > 0
         assert np.array_equal(sequence.token_ids, ids)
+        assert check_exact_rows(model, sequence) > plan.count(RowLabel.PREFIX)
     final = edited(ids, [(400, 4, 9)])
     resumed = sequence.fork().resume(final, RecoveryPolicy.exact())
     close(resumed.logits, full_logits(model, final))
@@ -269,6 +281,46 @@ def test_scores_are_the_attention_that_the_last_prompt_tokens_paid():
     mass[-32:] = 0
     close(torch.from_numpy(sequence.checkpoint.scores), mass / mass.sum(), 1e-5)
     assert sequence.checkpoint.scores.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_caller_cannot_reach_into_the_state():
+    """An array written by a caller changed a fork's tokens, and with them what was called exact."""
+    sequence = sequence_of(tiny_model("llama"))
+    ids = random_ids(1, 100)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    ids[50] = 5  # the caller's own array stays the caller's
+    assert sequence.token_ids[50] == random_ids(1, 100)[50]
+    plan = sequence.resume(random_ids(1, 100), PATCH).plan
+    for array in (sequence.token_ids, sequence.checkpoint.origins, plan.labels, plan.aligned):
+        with pytest.raises(ValueError, match="read-only"):
+            array[50] = 5
+
+
+def test_a_cache_that_is_far_too_large_is_given_back():
+    model = tiny_model("llama")
+    sequence = sequence_of(model)
+    sequence.resume(random_ids(1, 1500), RecoveryPolicy.exact(), room=10**6)
+    assert sequence.live_cache.capacity <= 1500 + 1024 + 256
+    short = random_ids(1, 1500)[:200]
+    resumed = sequence.resume(short, RecoveryPolicy.exact())
+    assert sequence.live_cache.capacity == 256
+    close(resumed.logits, full_logits(model, short))
+
+
+def test_scores_of_recomputed_rows_survive_when_few_queries_run():
+    """With one query a step, the blocks that window and tail recompute kept no score at all, and
+    the next edit chose others."""
+    policy = RecoveryPolicy("one query", 40, 0.05, 1)
+    sequence = sequence_of(tiny_model("llama"))
+    ids = random_ids(1, 400)
+    sequence.resume(ids, RecoveryPolicy.exact())
+    sequence.suspend()
+    before = sequence.checkpoint.scores
+    new = edited(ids, [(100, 2, 2)])
+    plan = sequence.resume(new, policy).plan
+    sequence.suspend()
+    window = np.flatnonzero(plan.labels == RowLabel.WINDOW)
+    assert np.corrcoef(sequence.checkpoint.scores[window], before[plan.aligned[window]])[0, 1] > 0.9
 
 
 def test_scores_move_with_their_tokens_when_few_queries_run():

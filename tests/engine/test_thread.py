@@ -121,6 +121,28 @@ def test_forks_share_the_past_and_nothing_else(engine, thread):
         engine.thread(thread.id, new=True)
 
 
+def test_a_fork_that_fails_leaves_nothing_behind(engine, thread, monkeypatch):
+    from patchkv_agents.engine.sequence import KVSequence
+
+    thread.generate(MESSAGES, max_new_tokens=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(KVSequence, "fork", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            thread.fork("half")
+    assert thread.fork("half").sequence.token_ids.tolist() == thread.sequence.token_ids.tolist()
+    engine.drop("half")
+
+
+def test_a_stream_copies_and_checks_at_the_call(thread):
+    messages = copy.deepcopy(MESSAGES)
+    stream = thread.stream(messages, max_new_tokens=1)
+    messages[2]["content"] = "changed after the call"
+    list(stream)
+    assert thread.history.head.messages[2].text == MESSAGES[2]["content"]
+    with pytest.raises(ContextError):
+        thread.stream("nonsense")
+
+
 def test_a_stream_adds_up_to_the_reply(thread):
     chunks = list(thread.stream(MESSAGES, max_new_tokens=30))
     assert [chunk.reply is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -167,6 +189,17 @@ def test_a_seed_repeats_a_sample_and_filters_narrow_it(thread):
     "options",
     [
         {"max_new_tokens": 0},
+        {"max_new_tokens": 2.5},
+        {"max_new_tokens": "3"},
+        {"max_new_tokens": True},
+        {"temperature": "warm"},
+        {"temperature": 1e-40},
+        {"top_k": 1.5},
+        {"seed": "x"},
+        {"seed": 2**70},
+        {"stop": [1]},
+        {"stop": 5},
+        {"stop": b"x"},
         {"temperature": -1},
         {"temperature": float("nan")},
         {"top_p": 0},
@@ -186,6 +219,7 @@ def test_a_context_beyond_the_limit_says_by_how_much(engine, thread):
     long = [*MESSAGES, {"role": "user", "content": "word " * 900}]
     with pytest.raises(ContextTooLongError, match=r"limit is 700.*shorten"):
         thread.generate(long)
+    assert len(thread.history) == 1  # it never was a context that ran
     report = thread.generate(MESSAGES, max_new_tokens=2).report
     assert report.prefix == report.tokens - 1  # what was there before is still there
 

@@ -131,6 +131,16 @@ def test_each_of_several_edits_has_a_window():
     assert ranges_of(found.labels == RowLabel.WINDOW) == ((22, 27), (62, 67))
 
 
+def test_repair_ratio_counts_the_suffix_only():
+    """Stale rows in front of a late edit, recomputed by an exact policy, made it exceed 1."""
+    origins = np.zeros(100, np.int16)
+    origins[4:] = 2
+    late = Alignment(100, 101, (Run(0, 0, 90), Run(92, 93, 8)), (Hunk(90, 92, 90, 93),))
+    found = plan(late, RecoveryPolicy.exact(), origins=origins)
+    assert found.repair_ratio == 1 and found.recompute_ratio == 1
+    assert found.count(RowLabel.WINDOW) == 86 + 8
+
+
 def test_ratios_without_a_suffix():
     found = plan(align(np.arange(50), np.arange(60)))
     assert found.repair_ratio == 0 and found.recompute_ratio == 1
@@ -189,8 +199,9 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
         {"attention_fraction": float("nan")},
         {"tail_tokens": 0},
         {"block_size": 0},
+        {"name": "exact"},
     ],
 )
 def test_a_policy_out_of_range_is_refused(wrong):
-    with pytest.raises(InputError, match="use|needed"):
+    with pytest.raises(InputError, match="use|needed|choose"):
         policy(**wrong)
