@@ -16,7 +16,7 @@ demo: $(READY)
 	@$(BIN)/patchkv demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

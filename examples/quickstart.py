@@ -21,7 +21,7 @@ thread = engine.thread("episode-1")
 messages = [
     {"role": "system", "content": "You answer questions from the notes you are given."},
     {"role": "user", "content": "What is the password of the day?"},
-    {"role": "tool", "content": "The password of the day is heron."},
+    {"role": "tool", "content": "The password of the day is 'heron'."},
     {"role": "tool", "content": "".join(PASSAGE.format(number) for number in range(30))},
     {"role": "user", "content": "So what is the password of the day? Answer with one word."},
 ]
@@ -30,7 +30,7 @@ print("before:", reply.text)
 
 thread.suspend()  # while a tool runs: the KV rows go to CPU memory
 
-messages[2]["content"] = "The password of the day is walnut."  # an edit near the beginning
+messages[2]["content"] = "The password of the day is 'walnut'."  # an edit near the beginning
 reply = thread.generate(messages, max_new_tokens=12)  # recovered, not prefilled again
 print("after: ", reply.text)
 

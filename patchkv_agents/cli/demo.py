@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from patchkv_agents.cli.demo_view import Task
     from patchkv_agents.engine import Engine
 
+ANSWER_TOKENS = 24
+
 _PLAN_FIELDS = ("prefix", "new", "window", "attention", "tail", "restored")
 _REPORT_FIELDS = (
     "resume_ttft_ms",
@@ -70,7 +72,10 @@ def demo(
     if old is not None and new is not None:
         own = (load_conversation(old), load_conversation(new))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    errors = Console(stderr=True)
+    with Progress(
+        *columns, console=errors, transient=True, disable=not errors.is_terminal
+    ) as progress:
         bar = progress.add_task(f"loading {model}", total=None)
         from patchkv_agents.alignment import align
         from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
@@ -93,17 +98,27 @@ def demo(
             task.new,
             (PREFIX_CACHE, DIRECT_REUSE, policy),
             rounds=rounds,
+            max_new_tokens=ANSWER_TOKENS,
             progress=lambda step: progress.update(bar, description=step),
         )
     if as_json:
         typer.echo(json.dumps(_document(model, alignment, comparison)))
         return
-    show(Console(highlight=False), model, task, alignment, comparison)
+    console = Console(highlight=False)
+    console.width = max(console.width, 80)
+    show(console, model, task, alignment, comparison)
 
 
 def _built_in(engine: Engine, tokens: int) -> Task:
     from patchkv_agents.cli.demo_view import Task
     from patchkv_agents.context import Conversation, parse_messages, parse_tools, render
+
+    largest = engine.max_tokens - ANSWER_TOKENS
+    if tokens > largest:
+        raise InputError(
+            f"an episode of {tokens} tokens leaves no room for an answer within the model's limit: "
+            f"ask for --tokens {largest} or fewer"
+        )
 
     def count(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int:
         return len(render(messages, engine.tokenizer, tools=tools))

@@ -87,6 +87,8 @@ def show(
     )
     _show_answers(say, task, comparison)
     say()
+    if patchkv.report.fallback_reason:
+        return
     if patchkv.report.is_exact:
         say("Nothing had to be approximated: PatchKV's result is exact.")
         return
@@ -110,8 +112,9 @@ def _show_answers(say: Callable[[str], None], task: Task, comparison: Comparison
 
 
 def _describe_version(version: ContextVersion) -> str:
+    count = len(version.messages)
     parent = f", after {version.parents[0]}" if version.parents else ""
-    return f"{version.id}: {len(version.messages)} messages{parent}"
+    return f"{version.id}: {count} message{'s' if count > 1 else ''}{parent}"
 
 
 def _describe_edit(edit: Edit, task: Task) -> str:
@@ -144,6 +147,11 @@ def _strip(plan: RecoveryPlan) -> Text:
     return strip
 
 
+def _scientific(value: float) -> str:
+    """Two digits; what is rounding in float32 counts as 0."""
+    return f"{value:.0e}" if value > 1e-9 else "0"
+
+
 def _table(comparison: Comparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
@@ -158,7 +166,7 @@ def _table(comparison: Comparison) -> Table:
             f"{report.restore_ms:,.0f}",
             f"{report.recompute_ms:,.0f}",
             f"{report.recompute_ratio:.1%}",
-            f"{result.first_token_kl:.4f}",
+            _scientific(result.first_token_kl),
             "same" if result.top1_agree else "other",
             "same" if result.exact_continuation else "other",
         )

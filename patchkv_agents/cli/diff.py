@@ -75,6 +75,7 @@ def diff(
         typer.echo(json.dumps(document(alignment, edits, verified=not unverified)))
         return
     console = Console(highlight=False)
+    console.width = max(console.width, 80)
     console.print(_table(message_rows(before, after, rendered[0], rendered[1], alignment, edits)))
     _print_summary(console, alignment, edits)
     for reason in unverified:
@@ -244,13 +245,16 @@ def _print_summary(console: Console, alignment: Alignment, edits: Sequence[Edit]
     after_prefix = alignment.tokens_new - alignment.prefix
     fresh = after_prefix - alignment.recoverable_tokens
     share = alignment.recoverable_tokens / after_prefix if after_prefix else 0.0
-    lines = [
-        f"Tokens: {alignment.tokens_old:,} old, {alignment.tokens_new:,} new.",
-        f"Common prefix: {alignment.prefix:,} tokens. "
-        f"An exact prefix cache must recompute the {after_prefix:,} after it.",
-        f"Of these, {alignment.recoverable_tokens:,} ({share:.0%}) are old tokens whose state can "
-        f"be recovered, in {len(alignment.runs)} runs; {fresh:,} are new.",
-    ]
+    lines = [f"Tokens: {alignment.tokens_old:,} old, {alignment.tokens_new:,} new."]
+    if not after_prefix:
+        lines.append("All new tokens are a prefix of the old ones: nothing is lost.")
+    else:
+        lines += [
+            f"Common prefix: {alignment.prefix:,} tokens. "
+            f"An exact prefix cache must recompute what follows: {after_prefix:,} tokens.",
+            f"State can be recovered for {alignment.recoverable_tokens:,} of these ({share:.1%}); "
+            f"the others are new: {fresh:,}.",
+        ]
     if edits:
         lines.append("Inferred edits:")
         lines += [f"  {_describe(edit)}" for edit in edits]

@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # One plain message: the text may hold anything, so no markup and no wrapping.
         print(f"patchkv: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:
+        print(f"patchkv: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -15,6 +15,9 @@ from typing import Any
 from patchkv_agents.errors import ContextError
 
 # Made once: json.dumps makes one for each call.
+MAX_DEPTH = 100
+"""Deepest nesting of a value. Templates and the JSON library walk values recursively."""
+
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -61,8 +64,13 @@ class FrozenJson:
         return blake2b(self.text.encode(), digest_size=16).hexdigest()
 
 
-def check_json(value: Any, where: str) -> None:
-    """Raise ContextError, naming the place, unless `value` is JSON with finite numbers."""
+def check_json(value: Any, where: str, depth: int = 0) -> None:
+    """Raise ContextError, naming the place, unless `value` is JSON with finite numbers.
+
+    Raises RecursionError where it is nested deeper than `MAX_DEPTH`.
+    """
+    if depth > MAX_DEPTH:
+        raise RecursionError
     if value is None or isinstance(value, bool | int):
         return
     if isinstance(value, str):
@@ -77,10 +85,10 @@ def check_json(value: Any, where: str) -> None:
             if not isinstance(key, str):
                 raise ContextError(f"{where}: key {key!r} must be a string.")
             check_text(key, where)
-            check_json(item, f"{where}.{key}")
+            check_json(item, f"{where}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            check_json(item, f"{where}[{index}]")
+            check_json(item, f"{where}[{index}]", depth + 1)
     else:
         raise ContextError(
             f"{where}: {type(value).__name__} is not JSON; convert it to text, numbers, lists "

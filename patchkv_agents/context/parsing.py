@@ -91,8 +91,12 @@ def load_conversation(path: str | Path) -> Conversation:
         raise InputError(
             f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}.") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply; flatten its values.") from None
+    except ValueError:  # an integer of more digits than Python converts
+        raise InputError(
+            f"{path} holds a number with thousands of digits; pass it as a string."
+        ) from None
     if isinstance(document, dict):
         if "messages" not in document:
             raise ContextError(

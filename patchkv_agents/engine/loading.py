@@ -125,6 +125,10 @@ def _load(auto_class: Any, name: str, **options: Any) -> Any:
             if name and local.is_dir():
                 _check_folder(local)
                 return auto_class.from_pretrained(local, local_files_only=True, **options)
+            if local.is_file():
+                raise ModelNotFoundError(
+                    f"{name!r} is a file: give the model's folder, with config.json and weights"
+                )
             if not _HUB_ID.fullmatch(name):
                 raise ModelNotFoundError(
                     f"there is no folder {name!r}, and it is no model id: give '{EMBEDDED_NAME}', "

@@ -10,6 +10,9 @@ import pytest
 from patchkv_agents.cli.main import main
 from patchkv_agents.engine import Engine
 
+DEEP = json.dumps([{"role": "user", "content": "x", "e": None}]).replace(
+    "null", "[" * 900 + "]" * 900
+)
 METHODS = ["full_prefill", "prefix_cache", "direct_reuse", "patchkv"]
 METHOD_FIELDS = {
     "resume_ttft_ms",
@@ -148,6 +151,11 @@ def test_a_context_beyond_the_models_limit(loaded, capsys, tmp_path):
         ('{"messages": [{"role": "user"}]}', "content"),
         ('{"messages": "hello"}', "list"),
         ("3", "list of objects"),
+        (
+            '{"messages": [{"role": "user", "content": "x", "e": %s}]}' % ("[" * 900 + "]" * 900),
+            "deep",
+        ),
+        ("[" * 200_000, "deep"),
     ],
 )
 def test_files_that_are_no_conversation(capsys, tmp_path, text, complaint):
@@ -168,6 +176,7 @@ def test_files_that_are_no_conversation(capsys, tmp_path, text, complaint):
         (["--tokens", "many"], "tokens"),
         (["--model", "no/such/model at all"], "no/such/model"),
         (["--model", "no-such-model"], "no-such-model"),
+        (["--model", __file__], "is a file"),
     ],
 )
 def test_wrong_arguments(capsys, tmp_path, monkeypatch, arguments, complaint):
@@ -178,6 +187,6 @@ def test_wrong_arguments(capsys, tmp_path, monkeypatch, arguments, complaint):
 
 
 def test_lengths_that_the_episode_cannot_have(loaded, capsys):
-    for tokens, complaint in ((10, "shorter than"), (100_000, "at most")):
+    for tokens, complaint in ((10, "shorter than"), (100_000, "ask for --tokens 8168")):
         status, _, err = run(capsys, "--tokens", tokens)
         assert status == 2 and complaint in err

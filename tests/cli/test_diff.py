@@ -163,7 +163,7 @@ def test_table_for_people(edited: tuple[str, str], capsys: pytest.CaptureFixture
         assert row[4] == row[5]  # tokens, and how many of them are kept: the whole prefix
     result = run_json(capsys, *edited)
     assert f"Common prefix: {result['prefix']:,} tokens." in out
-    assert f"Of these, {result['recoverable_tokens']:,}" in out
+    assert f"can be recovered for {result['recoverable_tokens']:,} of these" in out
     assert "replace_tool_result: old message 3 -> new message 3" in out
     assert err == ""
 

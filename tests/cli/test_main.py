@@ -166,3 +166,20 @@ def test_errors_become_exit_statuses(
 def test_bugs_are_not_hidden(broken_app: None) -> None:
     with pytest.raises(ZeroDivisionError):
         main(["fail"])
+
+
+def test_output_that_cannot_be_written_is_one_message(tmp_path):
+    """A full disk behind standard output gave a traceback."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    path = tmp_path / "a.json"
+    path.write_text('[{"role": "user", "content": "hello"}]')
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "patchkv_agents.cli.main", "diff", path, path, "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "cannot write the output" in done.stderr and "Traceback" not in done.stderr
