@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def measure(engine: Engine, tokens: int, rounds: int) -> ResumeFigures:
         Conversation(parse_messages(episode.new), tools),
         (PREFIX_CACHE, DIRECT_REUSE, RecoveryPolicy.default()),
         rounds=rounds,
-        progress=lambda step: print(f"  {tokens} tokens: {step}", flush=True),
+        progress=lambda step: print(f"{tokens} tokens: {step}", file=sys.stderr, flush=True),
     )
     prefix_cache, patchkv = (comparison.methods[name] for name in ("prefix_cache", "patchkv"))
     ms_per_row = prefix_cache.reply.report.recompute_ms / _rows(prefix_cache)

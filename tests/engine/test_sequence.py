@@ -279,7 +279,7 @@ def test_scores_are_the_attention_that_the_last_prompt_tokens_paid():
         weights = model(torch.from_numpy(ids)[None], output_attentions=True).attentions
     mass = sum(layer[0, :, -32:].sum(dim=(0, 1)) for layer in weights)
     mass[-32:] = 0
-    close(torch.from_numpy(sequence.checkpoint.scores), mass / mass.sum(), 1e-5)
+    close(torch.tensor(sequence.checkpoint.scores), mass / mass.sum(), 1e-5)
     assert sequence.checkpoint.scores.sum() == pytest.approx(1, abs=1e-5)
 
 
