@@ -158,18 +158,18 @@ def plan_recovery(
         scores: attention received by each old token, float32 `[tokens_old]`.
     """
     tokens = alignment.tokens_new
-    source = alignment.position_map().copy()
-    old = np.where(source >= 0, source, 0)
+    aligned = alignment.position_map()
+    old = np.where(aligned >= 0, aligned, 0)
     if alignment.tokens_old:
-        source[(source >= 0) & ~available[old]] = -1
-    aligned = source >= 0
-    exact = aligned & (origins[old] == 0) if alignment.tokens_old else aligned
+        aligned[(aligned >= 0) & ~available[old]] = -1
+    has_state = aligned >= 0
+    exact = has_state & (origins[old] == 0) if alignment.tokens_old else has_state
 
     position = np.arange(tokens)
-    unchanged = aligned & (position < alignment.prefix)
-    suffix = aligned & ~unchanged
+    unchanged = has_state & (position < alignment.prefix)
+    suffix = has_state & ~unchanged
     labels = np.full(tokens, RowLabel.NEW, dtype=np.int8)
-    labels[aligned] = RowLabel.RESTORED
+    labels[has_state] = RowLabel.RESTORED
     labels[unchanged & exact] = RowLabel.PREFIX
 
     if policy.window_tokens is None:
@@ -180,14 +180,14 @@ def plan_recovery(
         tail = rounded_to_blocks(position >= tokens - policy.tail_tokens, block)
         candidates = suffix & ~window & ~tail
         limit = math.ceil(policy.attention_fraction * int(suffix.sum()) / block)
-        mapped = np.where(aligned, scores[old], np.float32(0.0))
+        mapped = np.where(has_state, scores[old], np.float32(0.0))
         attention = _attention_blocks(mapped, candidates, block, limit)
         labels[attention] = RowLabel.ATTENTION
         labels[tail & suffix] = RowLabel.TAIL
         labels[window & suffix] = RowLabel.WINDOW
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
-    return RecoveryPlan(labels, source, alignment.prefix)
+    return RecoveryPlan(labels, aligned, alignment.prefix)
 
 
 def label_ranges(plan: RecoveryPlan) -> list[tuple[RowLabel, int, int]]:
