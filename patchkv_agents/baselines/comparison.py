@@ -109,18 +109,17 @@ def compare_methods(
     progress("prefill of the old context")
     old_reply = thread.generate(old.messages, tools=old.tools, max_new_tokens=answer_tokens)
     thread.suspend()
-
-    versions = thread.history.log()[::-1]
+    history = thread.history.copy()
+    history.commit(new.messages, tools=new.tools)
 
     def run(policy: RecoveryPolicy | None, first_round: bool) -> Reply:
-        nonlocal versions
         engine.drop("compare/run")
         if policy is None:
             branch = engine.thread("compare/run")
         else:
             branch = thread.fork("compare/run")
         try:
-            reply = branch.generate(
+            return branch.generate(
                 new.messages,
                 tools=new.tools,
                 policy=policy,
@@ -128,9 +127,6 @@ def compare_methods(
             )
         finally:
             engine.drop("compare/run")
-        if policy is not None:
-            versions = branch.history.log()[::-1]
-        return reply
 
     plans: dict[str, RecoveryPolicy | None] = {"full_prefill": None}
     plans |= {policy.name: policy for policy in policies}
@@ -146,7 +142,7 @@ def compare_methods(
     engine.drop("compare/old")
     reference = replies["full_prefill"][0]
     results = {name: _result(reference, runs) for name, runs in replies.items()}
-    return Comparison(old_reply, versions, results)
+    return Comparison(old_reply, history.log()[::-1], results)
 
 
 def _result(reference: Reply, runs: Sequence[Reply]) -> MethodResult:

@@ -139,7 +139,7 @@ def _causal_on_cpu(
     """Attention of one run of rows on CPU: the past without a mask, its own triangle causally.
 
     The two parts are merged by their log-sum-exp. With the query heads of a group folded into
-    rows, the past needs no copy of its keys, and no mask is ever made.
+    rows, the past needs no copy of its keys, and no mask is ever made. Shapes as for `_causal`.
     """
     _, heads, rows, head_dim = query.shape
     kv_heads = key.shape[1]
@@ -188,7 +188,20 @@ def _attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered attention function: by rows inside `forward_rows`, plain SDPA elsewhere."""
+    """The registered attention function: by rows inside `forward_rows`, plain SDPA elsewhere.
+
+    Args:
+        module: the model's attention layer.
+        query: `[1, heads, rows, head_dim]`, packed rows.
+        key, value: `[1, kv_heads, visible, head_dim]`, what `_RowLayer.update` returned.
+        attention_mask: None inside `forward_rows`.
+        scaling: factor of the scores; None is `head_dim ** -0.5`.
+        dropout: used outside `forward_rows` only.
+        kwargs: passed on outside `forward_rows`.
+
+    Returns:
+        `[1, rows, heads, head_dim]`, and None for the weights.
+    """
     active = _ACTIVE.get()
     if active is None:
         return sdpa_attention_forward(

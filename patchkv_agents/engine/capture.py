@@ -46,8 +46,8 @@ class AttentionCapture:
         device: torch.device,
     ) -> None:
         self._layers = layers
+        self._counting_layer = max(layers)  # each query passes every layer; it counts once
         self._prior = prior
-        self._device = device
         self._mass = torch.zeros(0, dtype=torch.float32, device=device)
         self._queries: list[tuple[int, int]] = []
         self._observed = 0
@@ -87,12 +87,20 @@ class AttentionCapture:
             first, last = max(first, start), min(last, stop)
             if first < last:
                 self._add(query[:, first - start : last - start], key[:, :last], first, scaling)
-                self._observed += (last - first) if layer == max(self._layers) else 0
+                if layer == self._counting_layer:
+                    self._observed += last - first
 
     def _add(
         self, query: torch.Tensor, key: torch.Tensor, first: int, scaling: float | None
     ) -> None:
-        """Add the attention of the rows from position `first` on, which `key` ends with."""
+        """Add the attention of the rows from position `first` on, which `key` ends with.
+
+        Args:
+            query: `[heads, rows, head_dim]`.
+            key: `[kv_heads, first + rows, head_dim]`.
+            first: position of the first row.
+            scaling: as for `observe`.
+        """
         heads, rows, head_dim = query.shape
         kv_heads, tokens, _ = key.shape
         factor = head_dim**-0.5 if scaling is None else scaling

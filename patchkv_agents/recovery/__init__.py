@@ -1,6 +1,6 @@
 """From an edited context to a KV cache: plan, restore, report."""
 
-from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, label_ranges, plan_recovery
+from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 
@@ -9,6 +9,5 @@ __all__ = [
     "RecoveryPolicy",
     "RecoveryReport",
     "RowLabel",
-    "label_ranges",
     "plan_recovery",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.ranges import BoolArray, IntArray, RowSet, ranges_of, rounded_to_blocks
+from patchkv_agents.ranges import BoolArray, IntArray, RowSet, rounded_to_blocks
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 
@@ -188,13 +188,3 @@ def plan_recovery(
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
     return RecoveryPlan(labels, aligned, alignment.prefix)
-
-
-def label_ranges(plan: RecoveryPlan) -> list[tuple[RowLabel, int, int]]:
-    """The plan as `(label, start, stop)` ranges in token order, for people to look at."""
-    found = [
-        (label, start, stop)
-        for label in RowLabel
-        for start, stop in ranges_of(plan.labels == label)
-    ]
-    return sorted(found, key=lambda entry: entry[1])

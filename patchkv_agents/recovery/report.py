@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
@@ -74,7 +74,3 @@ class RecoveryReport:
             repair_ratio=plan.repair_ratio,
             **measured,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)

@@ -11,12 +11,14 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from patchkv_agents.engine import Engine
 from patchkv_agents.engine.adapter import ModelAdapter
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.engine.support import rope_of
@@ -88,6 +90,14 @@ def tiny_model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = BUILDERS[name]()
     return model.eval().requires_grad_(False)
+
+
+def tiny_engine(tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Engine:
+    """Random weights behind a real vocabulary and chat template."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": max_tokens}
+    config = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2, head_dim=8)
+    return Engine(LlamaForCausalLM(config).eval(), tokenizer)
 
 
 def sequence_of(model: PreTrainedModel) -> KVSequence:

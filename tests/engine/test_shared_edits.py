@@ -6,23 +6,17 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from patchkv_agents.engine import Engine
 from patchkv_agents.recovery import RecoveryPolicy
 
-from .models import SIZES, full_logits
+from .models import full_logits, tiny_engine
 
 TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def engine(smollm2_tokenizer):
-    """Random weights, the real vocabulary and template, and room for the longest case."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": len(smollm2_tokenizer), "max_position_embeddings": 8192}
-    config = LlamaConfig(**sizes, num_attention_heads=3, num_key_value_heads=1, head_dim=16)
-    return Engine(LlamaForCausalLM(config).eval(), smollm2_tokenizer)
+    return tiny_engine(smollm2_tokenizer, max_tokens=8192)  # room for the longest case
 
 
 def versions(case):

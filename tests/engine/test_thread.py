@@ -7,14 +7,13 @@ import threading
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from patchkv_agents.context import EditKind
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
-from .models import SIZES
+from .models import tiny_engine
 
 PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
 
@@ -29,10 +28,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def engine(smollm2_tokenizer):
-    torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": len(smollm2_tokenizer), "max_position_embeddings": 700}
-    config = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2, head_dim=8)
-    return Engine(LlamaForCausalLM(config).eval(), smollm2_tokenizer)
+    return tiny_engine(smollm2_tokenizer, max_tokens=700)
 
 
 @pytest.fixture

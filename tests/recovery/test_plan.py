@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from patchkv_agents.alignment import Alignment, Hunk, Run, align
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import ranges_of
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, label_ranges, plan_recovery
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, plan_recovery
 
 # Old: 10 prefix, 4 replaced, 86 suffix. New: 10 prefix, 7 new, 86 suffix (103 tokens).
 ONE_EDIT = Alignment(
@@ -47,7 +47,13 @@ def plan(alignment=ONE_EDIT, policy=None, origins=None, available=None, scores=N
 
 
 def layout(plan):
-    return [(label.name, start, stop) for label, start, stop in label_ranges(plan)]
+    """The plan as `(label, start, stop)` in token order."""
+    found = [
+        (label.name, start, stop)
+        for label in RowLabel
+        for start, stop in ranges_of(plan.labels == label)
+    ]
+    return sorted(found, key=lambda entry: entry[1])
 
 
 def test_window_and_tail_are_rounded_to_blocks_of_the_new_version():
