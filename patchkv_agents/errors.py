@@ -29,3 +29,15 @@ class ModelNotFoundError(InputError):
 
 class UnsupportedModelError(PatchKVError):
     """The model keeps state that this engine cannot hold correctly."""
+
+
+class CheckpointError(PatchKVError):
+    """A stored checkpoint cannot be read, written or trusted. Exact prefill does without it."""
+
+
+class HistoryStoreError(PatchKVError):
+    """A store of histories cannot be opened, read or written. What it held is unchanged."""
+
+
+class ConflictError(PatchKVError):
+    """Somebody else changed the context meanwhile; nothing of theirs or yours is lost."""

@@ -1,8 +1,9 @@
-"""Token alignment of two versions of a context: runs, hunks, position map. NumPy only."""
+"""Token alignment of two versions: runs, hunks, moves, position map. NumPy only."""
 
 from __future__ import annotations
 
+from patchkv_agents.alignment.anchors import Anchor, Span
 from patchkv_agents.alignment.matching import align
 from patchkv_agents.alignment.result import Alignment, Hunk, Run
 
-__all__ = ["Alignment", "Hunk", "Run", "align"]
+__all__ = ["Alignment", "Anchor", "Hunk", "Run", "Span", "align"]

@@ -15,7 +15,9 @@ matched first. rapidfuzz and other Levenshtein codes optimise edits, not blocks.
 **Algorithm.** The idea of histogram diff (anchors, rarest first) joined with sparse dynamic
 programming, all of it in NumPy:
 
-1. Cut off the common prefix and suffix (two vectorised comparisons).
+1. Cut off the common prefix and suffix (two vectorised comparisons). Where the caller knows
+   messages that are the same, those that are equal token for token are runs already, and the steps
+   below look at the gaps between them: repeated text goes to the right copy, whatever its amount.
 2. Hash every k-gram (k = `min_run`) of what is left, join equal ones by sorting, and merge pairs
    that follow each other on one diagonal into maximal segments. While equal pairs are at most two
    a token *all* of them count, so repeated text is weighed as a whole and the right copy wins; in
@@ -26,24 +28,29 @@ programming, all of it in NumPy:
 5. Grow runs until no hunk begins or ends with an equal token, and join a run to the one before it
    where an insertion or deletion can slide past it whole (appended turns end up as a hunk at the
    end, not as a far copy of the generation prompt).
+6. What is left over on both sides is searched for blocks that moved. Where anchors made much of it,
+   because they hold on to short messages which a long one crossed, tokens alone decide instead.
 
 **Cost.** O(n) for one edit, O(n log n) for several (the sorts), plus O(s**2) for s segments,
 s at most 4,096; unrelated, constant, periodic or two-symbol sequences stay within a budget linear
 in their length. No recursion.
 
-**Limits.** Order is kept: a moved block is matched only if it weighs more than what it crosses.
-In text that is periodic throughout and edited every few hundred tokens, occurrences are paired by
-rank only, and up to a quarter of what could be aligned may be missed.
+**Limits.** In text that is periodic throughout and edited every few hundred tokens, occurrences
+are paired by rank only, and up to a quarter of what could be aligned may be missed.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
 import numpy as np
 
+from patchkv_agents.alignment.anchors import Anchor, anchor_runs
+from patchkv_agents.alignment.moves import MIN_MOVE, find_moves
 from patchkv_agents.alignment.result import Alignment, Run, hunks_between
 from patchkv_agents.alignment.segments import Ints, best_chain, find_segments
 from patchkv_agents.errors import InputError
@@ -54,17 +61,28 @@ _STEP_COST = 4096  # a step of the chain costs about as much as this many segmen
 _CHAIN_WORK = 64 * 2**20  # segment pairs looked at in all, about half a second
 _PASSES = 16  # tokens looked at in all, as a multiple of the sequences' length
 _GAP_COST = 384  # looking at a gap costs at least as much as this many tokens
+_CROSSED = 0.01  # share of the tokens that anchors may lose, by crossing, to tokens alone
 
 _Gap = tuple[int, int, int, int]  # old start, old stop, new start, new stop
 
 
-def align(old_ids: Any, new_ids: Any, *, min_run: int = 16) -> Alignment:
+def align(
+    old_ids: Any, new_ids: Any, *, min_run: int = 16, anchors: Iterable[Anchor] = ()
+) -> Alignment:
     """Align two token sequences; `old_ids` and `new_ids` are `[tokens]` integer arrays or lists.
 
     Every run is truly equal, runs increase strictly in both sequences, and no hunk begins or ends
     with a token that is equal on both sides. Runs that touch neither the common prefix nor the
-    common end have at least `min_run` tokens. Neither argument is changed. Empty sequences are
-    fine.
+    common end have at least `min_run` tokens. Blocks found out of order are the alignment's
+    `moves`. Neither argument is changed. Empty sequences are fine.
+
+    Args:
+        old_ids: the sequence whose state exists.
+        new_ids: the sequence that is wanted.
+        min_run: shortest run inside the text.
+        anchors: spans known to be the same (`patchkv_agents.context.message_anchors`), in any
+            order; they may cover a part only. Those that are not equal token for token, or reach
+            out of a sequence, are without effect.
 
     Raises:
         InputError: a sequence is not one-dimensional or not of integers, or `min_run` < 1.
@@ -72,24 +90,57 @@ def align(old_ids: Any, new_ids: Any, *, min_run: int = 16) -> Alignment:
     old, new = _as_tokens(old_ids, "old_ids"), _as_tokens(new_ids, "new_ids")
     k = _as_min_run(min_run)
     prefix = _equal_ahead(old, new)
+    anchored = anchor_runs(old, new, anchors, prefix, k)
+    alignment = _aligned(old, new, k, prefix, anchored)
+    if not anchored:
+        return replace(alignment, moves=find_moves(old, new, alignment.hunks))
+    # All that is found out of order here could be in order without the anchors, at best.
+    crossed = find_moves(old, new, alignment.hunks, min(k, MIN_MOVE))
+    if sum(block.length for block in crossed) > _CROSSED * alignment.aligned_tokens:
+        free = _aligned(old, new, k, prefix, [])
+        if free.aligned_tokens * (1 - _CROSSED) > alignment.aligned_tokens:
+            return replace(free, moves=find_moves(old, new, free.hunks))
+    moves = tuple(block for block in crossed if block.length >= MIN_MOVE)
+    return replace(alignment, moves=moves)
+
+
+def _aligned(old: Ints, new: Ints, k: int, prefix: int, anchored: list[Run]) -> Alignment:
+    """Runs and hunks; `anchored` are runs behind the prefix that are there in any case."""
     suffix = _equal_behind(old[prefix:], new[prefix:])
     runs = [Run(0, 0, prefix)] if prefix else []
     kept = suffix
     if prefix + suffix < min(len(old), len(new)):
-        # The first tokens of the suffix stay in play: a run may be worth more than they are.
+        # The first tokens of the suffix stay in play: a run may be worth more than they are. So
+        # do those that an anchor gives to another copy.
         kept -= min(suffix, 2 * k)
+        for run in anchored:
+            if run.shift != len(new) - len(old):
+                kept = min(kept, len(old) - run.old_stop, len(new) - run.new_stop)
         gap = prefix, len(old) - kept, prefix, len(new) - kept
-        runs += _interior_runs(old, new, k, gap, corner=suffix - kept)
+        anchored = _grow(old, new, list(_inside(anchored, gap, k)), gap)
+        gaps = _gaps_around(anchored, gap)
+        runs += anchored + _interior_runs(old, new, k, gaps, corner=suffix - kept)
+        runs.sort(key=lambda run: run.old_start)
     if kept:
         runs.append(Run(len(old) - kept, len(new) - kept, kept))
     final = _tidy(old, new, runs)
-    return Alignment(len(old), len(new), final, hunks_between(final, len(old), len(new)))
+    hunks = hunks_between(final, len(old), len(new))
+    return Alignment(len(old), len(new), final, hunks)
 
 
-def _interior_runs(old: Ints, new: Ints, k: int, region: _Gap, corner: int) -> list[Run]:
-    """Verified runs inside `region`, in order; its last `corner` tokens are equal on both sides."""
+def _inside(runs: Iterable[Run], gap: _Gap, k: int) -> Iterable[Run]:
+    """What of each run lies in front of the end of `gap`, if that is `k` tokens or more."""
+    for run in runs:
+        over = max(0, run.old_stop - gap[1], run.new_stop - gap[3])
+        if run.length - over >= k:
+            yield Run(run.old_start, run.new_start, run.length - over)
+
+
+def _interior_runs(old: Ints, new: Ints, k: int, regions: Sequence[_Gap], corner: int) -> list[Run]:
+    """Verified runs inside `regions`, of which the last ends with `corner` equal tokens."""
     runs: list[Run] = []
-    gaps = [region]
+    gaps = [region for region in regions[:-1] if _is_wide(region, k)]
+    gaps.append(regions[-1])
     tokens_left = _PASSES * (len(old) + len(new))
     chain_left = _CHAIN_WORK
     while gaps and tokens_left > 0:
@@ -100,16 +151,22 @@ def _interior_runs(old: Ints, new: Ints, k: int, region: _Gap, corner: int) -> l
         found = find_segments(old[old_lo:old_hi], new[new_lo:new_hi], k, limit)
         rows = found.old_start, found.new_start, found.length
         shortest = np.full(len(found.length), k, dtype=np.int64)
-        if gap == region and corner:
-            end = old_hi - old_lo - corner, new_hi - new_lo - corner
-            rows, shortest = _with_corner(rows, shortest, (*end, corner))
+        end = min(corner, old_hi - old_lo, new_hi - new_lo) if gap == regions[-1] else 0
+        if end:
+            place = old_hi - old_lo - end, new_hi - new_lo - end
+            rows, shortest = _with_corner(rows, shortest, (*place, end))
         chain_left = max(0, chain_left - len(rows[0]) * (len(rows[0]) + _STEP_COST))
         chosen = [Run(old_lo + o, new_lo + n, size) for o, n, size in best_chain(*rows, shortest)]
         grown = _grow(old, new, chosen, gap)
         runs += grown
         if not found.complete and grown:
-            gaps += [g for g in _gaps_around(grown, gap) if min(g[1] - g[0], g[3] - g[2]) >= k]
-    return sorted(runs, key=lambda run: run.old_start)
+            gaps += [inner for inner in _gaps_around(grown, gap) if _is_wide(inner, k)]
+    return runs
+
+
+def _is_wide(gap: _Gap, k: int) -> bool:
+    """Whether a run of `k` tokens has room in `gap`."""
+    return min(gap[1] - gap[0], gap[3] - gap[2]) >= k
 
 
 def _with_corner(

@@ -1,8 +1,9 @@
-"""What an alignment of two token sequences is: runs, hunks, prefix, position map."""
+"""What an alignment of two token sequences is: runs, hunks, moves, prefix, position map."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +61,18 @@ class Alignment:
 
     `runs` increase strictly in both sequences and do not overlap; `hunks` are the gaps before,
     between and after them, in order. Runs and hunks together tile both sequences.
+
+    `moves` are blocks that went from the old side of one place to the new side of another, out of
+    order: each lies inside one hunk on either side, in the order of the new sequence, and no
+    token is in two of them. Runs, hunks, `aligned_tokens` and `recoverable_tokens` do not count
+    them: to a plan that does not restore moves, their tokens are gone and new.
     """
 
     tokens_old: int
     tokens_new: int
     runs: tuple[Run, ...]
     hunks: tuple[Hunk, ...]
+    moves: tuple[Run, ...] = ()
 
     @property
     def prefix(self) -> int:
@@ -84,25 +91,47 @@ class Alignment:
         """Aligned tokens after the prefix: what an exact prefix cache loses and has old state."""
         return self.aligned_tokens - self.prefix
 
-    def position_map(self) -> NDArray[np.int64]:
-        """Old position of each new token, int64 `[tokens_new]`; -1 where the token is new."""
+    @property
+    def moved_tokens(self) -> int:
+        """Tokens of the new sequence that were somewhere else, out of order, in the old one."""
+        return sum(move.length for move in self.moves)
+
+    def position_map(self, *, moves: bool = False) -> NDArray[np.int64]:
+        """Old position of each new token, int64 `[tokens_new]`; -1 where the token is new.
+
+        Old positions ascend. With `moves`, tokens of moved blocks have theirs too, and the old
+        positions are distinct but not in order.
+        """
         positions = np.full(self.tokens_new, -1, dtype=np.int64)
-        for run in self.runs:
+        for run in (*self.runs, *(self.moves if moves else ())):
             positions[run.new_start : run.new_stop] = np.arange(run.old_start, run.old_stop)
         return positions
+
+    def to_dict(self) -> dict[str, Any]:
+        """The alignment as JSON values; runs and moves are `[old start, new start, length]`."""
+        return {
+            "tokens_old": self.tokens_old,
+            "tokens_new": self.tokens_new,
+            "prefix": self.prefix,
+            "runs": [[run.old_start, run.new_start, run.length] for run in self.runs],
+            "moves": [[move.old_start, move.new_start, move.length] for move in self.moves],
+            "hunks": [hunk.to_dict() for hunk in self.hunks],
+            "recoverable_tokens": self.recoverable_tokens,
+        }
 
     def check(self, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
         """Compare every claim of this alignment with the two sequences (`[tokens]`, integers).
 
         Raises:
             InputError: a run is empty, out of order or not equal token for token, it could be
-                made longer at one end, or runs and hunks do not tile both sequences.
+                made longer at one end, runs and hunks do not tile both sequences, or a move is
+                not equal, not inside a hunk on either side, or shares a token with another.
         """
         if (len(old), len(new)) != (self.tokens_old, self.tokens_new):
             raise _mismatch(f"it is for {self.tokens_old} and {self.tokens_new} tokens")
         if hunks_between(self.runs, self.tokens_old, self.tokens_new) != self.hunks:
             raise _mismatch("its hunks are not the gaps between its runs")
-        for run in self.runs:
+        for run in (*self.runs, *self.moves):
             same = np.array_equal(
                 old[run.old_start : run.old_stop], new[run.new_start : run.new_stop]
             )
@@ -116,6 +145,22 @@ class Alignment:
             first = old[hunk.old_start] == new[hunk.new_start]
             if first or old[hunk.old_stop - 1] == new[hunk.new_stop - 1]:
                 raise _mismatch(f"{hunk} begins or ends with an equal token: a run is too short")
+        self._check_moves()
+
+    def _check_moves(self) -> None:
+        free_old = np.zeros(self.tokens_old, dtype=bool)
+        free_new = np.zeros(self.tokens_new, dtype=bool)
+        for hunk in self.hunks:
+            free_old[hunk.old_start : hunk.old_stop] = True
+            free_new[hunk.new_start : hunk.new_stop] = True
+        for move in self.moves:
+            old_side = free_old[move.old_start : move.old_stop]
+            new_side = free_new[move.new_start : move.new_stop]
+            if not (old_side.all() and new_side.all()):
+                raise _mismatch(f"{move} is not inside hunks, or overlaps another move")
+            old_side[:], new_side[:] = False, False
+        if list(self.moves) != sorted(self.moves, key=lambda move: move.new_start):
+            raise _mismatch("its moves are not in the order of the new sequence")
 
 
 def hunks_between(runs: tuple[Run, ...], tokens_old: int, tokens_new: int) -> tuple[Hunk, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkv_agents.cli.console import new_console
 from patchkv_agents.cli.episode import DEFAULT_TOKENS, build_episode
 from patchkv_agents.errors import InputError
 
@@ -59,7 +60,6 @@ def demo(
     was stale and is replaced. With --old and --new it runs on your own two conversations,
     {"messages": [...], "tools": [...]} in OpenAI form.
     """
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from patchkv_agents.context import load_conversation
@@ -72,7 +72,7 @@ def demo(
     if old is not None and new is not None:
         own = (load_conversation(old), load_conversation(new))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    errors = Console(stderr=True)
+    errors = new_console(stderr=True)
     with Progress(
         *columns, console=errors, transient=True, disable=not errors.is_terminal
     ) as progress:
@@ -104,7 +104,7 @@ def demo(
     if as_json:
         typer.echo(json.dumps(_document(model, alignment, comparison)))
         return
-    console = Console(highlight=False)
+    console = new_console()
     console.width = max(console.width, 80)
     show(console, model, task, alignment, comparison)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from patchkv_agents.alignment import Alignment
 from patchkv_agents.baselines import Comparison
 from patchkv_agents.context import ContextVersion, Conversation, Edit
+from patchkv_agents.context.excerpts import one_line
 from patchkv_agents.recovery import RecoveryPlan, RowLabel
 
 _STRIP_CELLS = 72
@@ -27,6 +28,7 @@ _STRIP = (
     (RowLabel.NEW, "+", "bright_blue", "new: had no state"),
 )
 _EXCERPT = 150
+_LONGEST_ANSWER = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,7 @@ def show(
     console: Console, model: str, task: Task, alignment: Alignment, comparison: Comparison
 ) -> None:
     """Print the versions, the edit, the plan as a strip, the methods side by side, the answers."""
-
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
+    say = console.print
     patchkv = comparison.methods["patchkv"].reply
     say(
         f"Model {model}; {alignment.tokens_old:,} tokens before the edit, "
@@ -74,11 +73,11 @@ def show(
     for label, cell, style, meaning in _STRIP:
         tokens = patchkv.plan.count(label)
         if tokens:
-            console.print(f"  [{style}]{cell}[/] {tokens:>6,} {meaning}")
+            console.print(Text.assemble("  ", (cell, style), f" {tokens:>6,} {meaning}"))
     if patchkv.report.fallback_reason:
         say(f"  Exact prefill instead: {patchkv.report.fallback_reason}")
     say()
-    console.print(_table(comparison))
+    console.print(_table(comparison), soft_wrap=False)
     say(
         "TTFT: milliseconds from the start of recovery to the first output token; restoring and\n"
         "computing rows are its parts. KL, top-1 and the next 16 greedy tokens are compared with\n"
@@ -106,7 +105,7 @@ def _show_answers(say: Callable[[str], None], task: Task, comparison: Comparison
         (name.replace("_", " "), result.reply.text) for name, result in comparison.methods.items()
     ]
     for name, text in rows:
-        say(f"  {name:<16} {_one_line(text)}")
+        say(f"  {name:<16} {one_line(text, _LONGEST_ANSWER)}")
     if task.answer_old and task.answer_new:
         say(f"  The stale page says {task.answer_old}, the right one {task.answer_new}.")
 
@@ -124,15 +123,8 @@ def _describe_edit(edit: Edit, task: Task) -> str:
     lines = [f"{edit.kind.value}: message {old if new is None else new}"]
     for sign, context, index in (("-", task.old, old), ("+", task.new, new)):
         if index is not None:
-            text = _one_line(context.messages[index].text)
-            more = "..." if len(text) > _EXCERPT else ""
-            lines.append(f"      {sign} {text[:_EXCERPT]}{more}")
+            lines.append(f"      {sign} {one_line(context.messages[index].text, _EXCERPT)}")
     return "\n".join(lines)
-
-
-def _one_line(text: str) -> str:
-    """The text without line breaks and control characters."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
 
 
 def _strip(plan: RecoveryPlan) -> Text:

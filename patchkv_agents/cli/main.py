@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
 from patchkv_agents import __version__
-from patchkv_agents.cli import demo, diff
+from patchkv_agents.cli import demo, diff, explain, log, models, show
 from patchkv_agents.errors import PatchKVError
 
 INTERRUPTED = 130
@@ -28,6 +29,10 @@ app = typer.Typer(
 )
 app.command(name="demo")(demo.demo)
 app.command(name="diff")(diff.diff)
+app.command(name="log")(log.log)
+app.command(name="models")(models.models)
+app.command(name="show")(show.show)
+app.command(name="explain")(explain.explain)
 
 
 def _show_version(wanted: bool) -> None:
@@ -55,11 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: always.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Messages may hold what the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=None if argv is None else list(argv), prog_name="patchkv")
     except PatchKVError as error:
-        # One plain message: the text may hold anything, so no markup and no wrapping.
-        print(f"patchkv: {error}", file=sys.stderr)
+        from patchkv_agents.context.excerpts import escaped
+
+        # One plain message: the text may hold anything, so no markup, no control characters.
+        print(f"patchkv: {escaped(str(error))}", file=sys.stderr)
         sys.exit(error.exit_status)
     except OSError as error:
         print(f"patchkv: cannot write the output: {error.strerror or error}", file=sys.stderr)

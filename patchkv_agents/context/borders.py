@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,20 +31,23 @@ def message_ranges(layout: Layout, pieces: Sequence[Piece], count: int) -> list[
     """First character and end of each of `count` messages; ranges do not overlap.
 
     A message reaches from the start of its turn to the start of the next one; what the template
-    writes before the first turn, and the generation prompt, belong to none. A message which the
-    template does not show gets an empty range. Ranges ascend, unless the template itself shows
-    the messages in another order.
+    writes before the first turn, tools between two turns, and the generation prompt belong to none.
+    A message which the template does not show gets an empty range. Ranges ascend, unless the
+    template itself shows the messages in another order.
     """
     runs = _runs(pieces)
-    cuts = []
+    tools = [piece.start for piece in pieces if piece.message < 0]
+    starts, stops = [], []
     previous = 0
     for run in runs:
-        cuts.append(_border(layout, previous, run.start))
+        start = _border(layout, previous, run.start)
+        starts.append(start)
+        stops.append(_before_tools(layout, previous, start, tools))
         previous = run.stop
-    cuts.append(max(previous, layout.prompt_start))
-    shown = {run.message: (cuts[n], cuts[n + 1]) for n, run in enumerate(runs)}
+    stops = [*stops[1:], max(previous, layout.prompt_start)]
+    shown = {run.message: (starts[n], stops[n]) for n, run in enumerate(runs)}
     ranges = []
-    place = cuts[0]
+    place = starts[0] if starts else layout.prompt_start
     for message in range(count):
         ranges.append(shown.get(message, (place, place)))
         place = ranges[-1][1]
@@ -75,6 +79,19 @@ def _runs(pieces: Sequence[Piece]) -> list[Piece]:
         if best is None or run.stop - run.start > best.stop - best.start:
             longest[run.message] = run
     return sorted(longest.values(), key=lambda run: run.start)
+
+
+def _before_tools(layout: Layout, previous: int, border: int, tools: Sequence[int]) -> int:
+    """Where a message ends: at the next one's border, or before tools that stand between the two.
+
+    Mistral's templates show the tools before the last question.
+    """
+    index = bisect_left(tools, previous)
+    if index == len(tools) or tools[index] >= border:
+        return border
+    if not any(previous <= a and b <= tools[index] for a, b, _ in layout.controls):
+        return border  # the tools are in the message's own turn
+    return _border(layout, previous, tools[index])
 
 
 def _border(layout: Layout, start: int, stop: int) -> int:

@@ -2,170 +2,147 @@
 
 from __future__ import annotations
 
-import json
-import re
-import unicodedata
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from patchkv_agents.context.edits import EditKind
-from patchkv_agents.context.messages import Message
+from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.messages import Message, ToolCall
+from patchkv_agents.context.texts import LONGEST_MARKER, common_ends, is_cut, text_similarity
+from patchkv_agents.context.values import content_pieces, only_reasoning_gone, same_values
 
-# A text this short can be a part of another one by chance.
-_SHORTEST_REMNANT = 16
-_INLINE_REASONING = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+# Of a text that was cut short so many characters are left; of an argument so long maybe none.
+_SHORTEST_STUB = 8
+_LONG_ARGUMENT = 200
 
 
 def similarity(a: Message, b: Message) -> float:
-    """Share of text which two messages have in common, from 0 to 1; 0 if their roles differ.
-
-    The larger of two shares: common beginning and end, and common words in any order.
-    """
-    if a.role != b.role:
-        return 0.0
-    return text_similarity(_full_text(a), _full_text(b))
+    """Share of text which two messages have in common, from 0 to 1; 0 if their roles differ."""
+    same = plain_role(a) == plain_role(b)
+    return text_similarity(full_text(a), full_text(b)) if same else 0.0
 
 
-def text_similarity(a: str, b: str) -> float:
-    """Share of text which two texts have in common, from 0 to 1. Linear in their length."""
-    if a == b:
-        return 1.0
-    prefix, suffix = common_ends(a, b)
-    ends = (prefix + suffix) / max(len(a), len(b))
-    words_a, words_b = Counter(a.split()), Counter(b.split())
-    total = words_a.total() + words_b.total()
-    words = 2 * (words_a & words_b).total() / total if total else 0.0
-    return max(ends, words)
+def plain_role(message: Message) -> str:
+    """The role, by one of its names where it has two."""
+    return {"developer": "system", "function": "tool"}.get(message.role, message.role)
 
 
-def common_prefix(a: str, b: str) -> int:
-    """Length of the common beginning."""
-    return _longest(min(len(a), len(b)), lambda n: a[:n] == b[:n])
-
-
-def common_suffix(a: str, b: str) -> int:
-    """Length of the common end."""
-    return _longest(min(len(a), len(b)), lambda n: a[len(a) - n :] == b[len(b) - n :])
-
-
-def common_ends(a: str, b: str) -> tuple[int, int]:
-    """Length of the common beginning, and of the common end of what is left."""
-    prefix = common_prefix(a, b)
-    return prefix, common_suffix(a[prefix:], b[prefix:])
-
-
-def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest n in [0, limit] for which `holds`, which holds for every smaller n too."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+def full_text(message: Message) -> str:
+    """Content and calls as one text."""
+    calls = (f"{call.name} {call.arguments_json}" for call in message.tool_calls)
+    return "\n".join((message.text, *calls))
 
 
 def change_in_place(old: Message, new: Message) -> tuple[EditKind, bool]:
     """Kind of the change of a message into another of the same role; whether it is partial."""
-    if old.role in ("system", "developer"):
+    if plain_role(old) == "system":
         return EditKind.REWRITE_SYSTEM, similarity(old, new) >= 0.5
-    if _only_reasoning_gone(old, new):
+    if only_reasoning_gone(old, new):
         return EditKind.DROP_REASONING, True
-    if _values(old) == _values(new):
+    if same_values(old, new):
         return EditKind.RESERIALIZE, False
-    if _all_cut(old, new):
-        return EditKind.DELETE, True
-    if old.role in ("tool", "function"):
+    if plain_role(old) == "tool":
+        if _is_cut(old, new):
+            return EditKind.DELETE, True
         return EditKind.REPLACE_TOOL_RESULT, similarity(old, new) >= 0.5
-    if _all_cut(new, old):
+    if _is_cut(old, new) or _lacks_parts(old, new) or _is_shortened(old, new):
+        return EditKind.DELETE, True
+    if _is_cut(new, old) or _lacks_parts(new, old):
         return EditKind.INSERT, True
     return EditKind.OTHER, similarity(old, new) >= 0.5
 
 
-def _only_reasoning_gone(old: Message, new: Message) -> bool:
-    old_reasoning, old_rest = _split_reasoning(old)
-    new_reasoning, new_rest = _split_reasoning(new)
-    return bool(old_reasoning) and not new_reasoning and old_rest == new_rest
-
-
-def _split_reasoning(message: Message) -> tuple[str, list[Any]]:
-    """The reasoning, in its field or at the head of the content, and the values of the rest."""
-    values = _values(message, reasoning=False)
-    if message.reasoning or message.role != "assistant":
-        return message.reasoning or "", values
-    inline = _INLINE_REASONING.match(message.text)
-    if inline is None or not isinstance(message.content, str):
-        return "", values
-    values[1] = _text_values(message.content[inline.end() :])
-    return inline.group(), values
-
-
-def _values(message: Message, *, reasoning: bool = True) -> list[Any]:
-    """What the message says, without the bytes it is written in."""
-    if isinstance(message.content, tuple):
-        parts = [part.load() for part in message.content]
-        content = [
-            value
-            for part in parts
-            for value in (
-                _text_values(part["text"]) if part.get("type") == "text" else [_canonical(part)]
-            )
-        ]
-    else:
-        content = _text_values(message.content or "")
-    calls = [
-        (call.name, _json_value(call.arguments_json) or call.arguments_json)
-        for call in message.tool_calls
-    ]
-    thoughts = _text_values(message.reasoning or "") if reasoning else []
-    return [message.name, content, calls, thoughts, message.extra.text]
-
-
-def _text_values(text: str) -> list[str]:
-    """The text by value: JSON as what it says, other text without white space and Unicode forms."""
-    value = _json_value(text) if text.lstrip()[:1] in ("{", "[") else None
-    if value is not None:
-        return [value]
-    plain = " ".join(unicodedata.normalize("NFC", text).split())
-    return [plain] if plain else []
-
-
-def _json_value(text: str) -> str | None:
-    """JSON by value, as a text in which neither key order nor spacing counts; None if not JSON."""
-    try:
-        return _canonical(json.loads(text, parse_float=_number))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _number(digits: str) -> float | int:
-    """1.0 and 1 are the same JSON number; other writers print it in another way."""
-    number = float(digits)
-    return int(number) if number.is_integer() else number
-
-
-def _all_cut(longer: Message, shorter: Message) -> bool:
+def _is_cut(longer: Message, shorter: Message) -> bool:
     """Whether each text of `shorter` is that of `longer`, or lacks one piece of it."""
-    if len(longer.tool_calls) != len(shorter.tool_calls):
+    pairs = _text_pairs(longer, shorter)
+    return pairs is not None and all(is_cut(before, after) for before, after in pairs)
+
+
+def _is_shortened(longer: Message, shorter: Message) -> bool:
+    """Whether texts of `longer` were cut, some of them with a marker for what is gone."""
+    pairs = _text_pairs(longer, shorter)
+    if pairs is None:
         return False
-    texts = [(longer.text, shorter.text), (longer.reasoning or "", shorter.reasoning or "")]
-    for before, after in zip(longer.tool_calls, shorter.tool_calls, strict=True):
-        if before.name != after.name:
-            return False
-        texts.append((before.arguments_json, after.arguments_json))
-    changed = [(before, after) for before, after in texts if before != after]
-    return bool(changed) and all(_is_cut(before, after) for before, after in changed)
+    arguments = {value for call in shorter.tool_calls for value in _leaves(call).values()}
+    return all(
+        is_cut(before, after) or _has_marker(before, after, is_argument=after in arguments)
+        for before, after in pairs
+    )
 
 
-def _is_cut(longer: str, shorter: str) -> bool:
-    if not _SHORTEST_REMNANT <= len(shorter) < len(longer):
+def _has_marker(longer: str, shorter: str, *, is_argument: bool) -> bool:
+    if 2 * len(shorter) > len(longer):
         return False
-    return sum(common_ends(longer, shorter)) >= len(shorter)
+    kept = sum(common_ends(longer, shorter))
+    least = 0 if is_argument and len(longer) >= _LONG_ARGUMENT else _SHORTEST_STUB
+    return kept >= least and len(shorter) - kept <= LONGEST_MARKER
 
 
-def _full_text(message: Message) -> str:
-    calls = (f"{call.name} {call.arguments_json}" for call in message.tool_calls)
-    return "\n".join((message.text, *calls))
+def _text_pairs(a: Message, b: Message) -> list[tuple[str, str]] | None:
+    """The texts in which two messages differ, side by side; None if they differ in other ways.
+
+    Arguments are compared value by value where they have the same names, else as one text.
+    """
+    if (a.name, a.extra, len(a.tool_calls)) != (b.name, b.extra, len(b.tool_calls)):
+        return None
+    if _other_parts(a) != _other_parts(b):
+        return None
+    pairs = [(a.text, b.text), (a.reasoning or "", b.reasoning or "")]
+    for old, new in zip(a.tool_calls, b.tool_calls, strict=True):
+        if old.name != new.name:
+            return None
+        before, after = _leaves(old), _leaves(new)
+        if before.keys() != after.keys():
+            before, after = {"": old.arguments_json}, {"": new.arguments_json}
+        pairs += [(before[path], after[path]) for path in before]
+    return [(before, after) for before, after in pairs if before != after] or None
+
+
+def _leaves(call: ToolCall) -> dict[str, str]:
+    """The values of a call's arguments as texts, by their path."""
+
+    def walk(path: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{path}.{key}", inner)
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from walk(f"{path}[{index}]", inner)
+        else:
+            yield path, value if isinstance(value, str) else repr(value)
+
+    try:
+        return dict(walk("", call.parsed_arguments()))
+    except RecursionError:
+        return {"": call.arguments_json}
+
+
+def _lacks_parts(longer: Message, shorter: Message) -> bool:
+    """Whether `shorter` has the parts and calls of `longer`, in order, but not all of them.
+
+    For what is no text, a short text may stand.
+    """
+    if (longer.name, longer.extra) != (shorter.name, shorter.extra):
+        return False
+    some, everything = _parts(shorter), _parts(longer)
+    if len(some) == len(everything):
+        pairs = [(a, b) for a, b in zip(everything, some, strict=True) if a != b]
+        return bool(pairs) and all(isinstance(a, FrozenJson) and _is_marker(b) for a, b in pairs)
+    rest = iter(everything)
+    return 0 < len(some) < len(everything) and all(part in rest for part in some)
+
+
+def _is_marker(part: Any) -> bool:
+    return isinstance(part, str) and len(part) <= LONGEST_MARKER
+
+
+def _other_parts(message: Message) -> list[str]:
+    """The parts of the content that are no text."""
+    parts = content_pieces(message.content)
+    return [part.canonical for part in parts if isinstance(part, FrozenJson)]
+
+
+def _parts(message: Message) -> Sequence[Any]:
+    calls = [(call.name, call.arguments_json) for call in message.tool_calls]
+    reasoning = [("reasoning", message.reasoning)] if message.reasoning else []
+    return [*reasoning, *content_pieces(message.content), *calls]

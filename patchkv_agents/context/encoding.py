@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +19,34 @@ from patchkv_agents.context.marks import Piece
 # Stands for a look-alike for a moment. In no control token.
 _MASK = "\ue000"
 
+# After so many rounds, all content around what is still a control token is masked.
+_MASK_ROUNDS = 3
+
 IntArray = NDArray[np.int64]
 Control = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """A stretch of the text whose token ids are known.
+
+    Attributes:
+        start: first character.
+        stop: the character behind the last one.
+        ids: token ids.
+        offsets: first character and end of each token, in the whole text.
+    """
+
+    start: int
+    stop: int
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of_control(cls, control: Control) -> Stretch:
+        """The stretch of a control token."""
+        start, stop, token_id = control
+        return cls(start, stop, (token_id,), ((start, stop),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,11 +114,10 @@ class Encoder:
             ids = np.array(output["input_ids"], dtype=np.int64)
             reason = "the tokenizer is a slow one, which does not say where its tokens are"
             return Encoded(ids, None, None, (), reason)
-        encoded = self._encode_all(tokenizer, text)
-        masked = self._mask_lookalikes(tokenizer, text, encoded, pieces)
-        if masked is not None:
-            encoded = self._encode_between(tokenizer, text, *masked)
-        return _checked(tokenizer, text, encoded)
+        masked, encoded = self._mask_lookalikes(tokenizer, text, pieces)
+        if masked != text:
+            encoded = self._encode_between(tokenizer, text, masked, encoded)
+        return checked(tokenizer, text, encoded)
 
     def _encode_all(self, tokenizer: Any, text: str) -> Encoded:
         """What the tokenizer makes of the text, look-alikes included."""
@@ -101,7 +125,7 @@ class Encoder:
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         ids = np.array(output["input_ids"], dtype=np.int64)
-        offsets = np.array(output["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        offsets = _places(output["offset_mapping"])
         # An unknown character may have the id of an added token too: then it is not that text.
         controls = tuple(
             (int(offsets[index, 0]), int(offsets[index, 1]), int(ids[index]))
@@ -111,16 +135,23 @@ class Encoder:
         return Encoded(ids, offsets[:, 0], offsets[:, 1], controls)
 
     def _mask_lookalikes(
-        self, tokenizer: Any, text: str, encoded: Encoded, pieces: Sequence[Piece]
-    ) -> tuple[str, Encoded] | None:
-        """The text with look-alikes in content made harmless; None if there are none."""
-        masked = text
-        # What is left of a look-alike may be another one, but each round masks more.
+        self, tokenizer: Any, text: str, pieces: Sequence[Piece]
+    ) -> tuple[str, Encoded]:
+        """The text with look-alikes in content made harmless, and its tokens."""
+        # Nearly all look-alikes are plain occurrences, and one sweep finds them; only where the
+        # tokenizer normalises text, or content and template make one together, are there others.
+        plain = _within(pieces, (match.span() for match in self._pattern.finditer(text)))
+        masked = _masked(text, plain)
+        encoded = self._encode_all(tokenizer, masked)
+        rounds = 1
         while found := _in_content(encoded.controls, pieces):
-            for start, stop, _ in found:
-                masked = masked[:start] + _MASK * (stop - start) + masked[stop:]
+            spots = [control[:2] for control in found]
+            if rounds >= _MASK_ROUNDS:
+                spots += [(piece.start, piece.stop) for piece in _touched(pieces, found)]
+            masked = _masked(masked, sorted(spots))
             encoded = self._encode_all(tokenizer, masked)
-        return None if masked is text else (masked, encoded)
+            rounds += 1
+        return masked, encoded
 
     def _encode_between(
         self, tokenizer: Any, text: str, masked: str, reference: Encoded
@@ -129,11 +160,13 @@ class Encoder:
 
         The way is tried on the masked text first, where the tokenizer itself gives the answer.
         """
-        encoded = self._join(tokenizer, text, reference)
-        same = self._join(tokenizer, masked, reference)
+        controls = [Stretch.of_control(control) for control in reference.controls]
+        whole = (0, len(text))
+        encoded = Encoded(*self.join(tokenizer, text, controls, whole), reference.controls)
+        same, _, _ = self.join(tokenizer, masked, controls, whole)
         in_text = np.isin(encoded.ids, self._control_ids) & (encoded.ids != self._unknown_id)
         known = sum(control[2] != self._unknown_id for control in reference.controls)
-        if np.array_equal(same.ids, reference.ids) and np.count_nonzero(in_text) == known:
+        if np.array_equal(same, reference.ids) and np.count_nonzero(in_text) == known:
             return encoded
         reason = (
             "content holds text like a control token, and this tokenizer cannot be used piece by "
@@ -141,22 +174,32 @@ class Encoder:
         )
         return replace(encoded, reason=reason)
 
-    def _join(self, tokenizer: Any, text: str, reference: Encoded) -> Encoded:
-        """Token ids of the text with the control tokens of `reference`, and no others."""
-        borders = [(0, 0, -1), *reference.controls, (len(text), len(text), -1)]
-        gaps = [(before[1], behind[0]) for before, behind in pairwise(borders)]
+    def join(
+        self, tokenizer: Any, text: str, known: Sequence[Stretch], span: tuple[int, int]
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """Token ids of a span of the text: of the known stretches, and of what is between them.
+
+        What is between is encoded piece by piece, and nothing in it becomes a control token. The
+        stretches are in order and within the span.
+
+        Returns:
+            Token ids, starts and stops, int64 [tokens]; places are those in the whole text.
+        """
+        borders = [span[0], *(place for one in known for place in (one.start, one.stop)), span[1]]
+        gaps = list(zip(borders[::2], borders[1::2], strict=True))
         encodings = self._plain(tokenizer).encode_batch(
             [text[start:stop] for start, stop in gaps], add_special_tokens=False
         )
         ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        for (start, _), encoding, control in zip(gaps, encodings, borders[1:], strict=True):
-            ids += [*encoding.ids, control[2]]
-            offsets += [(start + a, start + b) for a, b in encoding.offsets]
-            offsets.append(control[:2])
-        del ids[-1], offsets[-1]  # the end of the text is no token
-        places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-        return Encoded(np.array(ids, np.int64), places[:, 0], places[:, 1], reference.controls)
+        offsets: list[IntArray] = []
+        for number, ((start, _), encoding) in enumerate(zip(gaps, encodings, strict=True)):
+            ids += encoding.ids
+            offsets.append(_places(encoding.offsets) + start)
+            if number < len(known):
+                ids += known[number].ids
+                offsets.append(_places(known[number].offsets))
+        places = np.concatenate(offsets)
+        return np.array(ids, dtype=np.int64), places[:, 0], places[:, 1]
 
     def _plain(self, tokenizer: Any) -> Any:
         """A fast tokenizer on the same model to which control tokens are text."""
@@ -176,6 +219,11 @@ class Encoder:
 _encoders: WeakKeyDictionary[Any, Encoder] = WeakKeyDictionary()
 
 
+def _places(offsets: Sequence[tuple[int, int]]) -> IntArray:
+    """Places of tokens, int64 [tokens, 2]."""
+    return np.array(offsets, dtype=np.int64).reshape(-1, 2)
+
+
 def _is_control(content: str, special: bool, template: str) -> bool:
     if special:
         return True
@@ -193,6 +241,34 @@ def _in_content(controls: Sequence[Control], pieces: Sequence[Piece]) -> list[Co
     return found
 
 
+def _touched(pieces: Sequence[Piece], controls: Sequence[Control]) -> list[Piece]:
+    """The pieces that meet a control token; controls are in order and do not overlap."""
+    stops = [stop for _, stop, _ in controls]
+    found = []
+    for piece in pieces:
+        index = bisect_right(stops, piece.start)
+        if index < len(controls) and controls[index][0] < piece.stop:
+            found.append(piece)
+    return found
+
+
+def _within(pieces: Sequence[Piece], spots: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spots that meet a piece."""
+    return [control[:2] for control in _in_content([(a, b, -1) for a, b in spots], pieces)]
+
+
+def _masked(text: str, spots: Sequence[tuple[int, int]]) -> str:
+    """The text with these spots, in order of their starts, made harmless."""
+    parts = []
+    done = 0
+    for start, stop in spots:
+        if stop > done:
+            start = max(start, done)
+            parts += [text[done:start], _MASK * (stop - start)]
+            done = stop
+    return "".join((*parts, text[done:]))
+
+
 def _never_first(pre_tokenizer: Any) -> Any:
     """Let no text count as the first one, in front of which SentencePiece puts a space."""
     if getattr(pre_tokenizer, "prepend_scheme", None) == "first":
@@ -203,7 +279,7 @@ def _never_first(pre_tokenizer: Any) -> Any:
     return pre_tokenizer
 
 
-def _checked(tokenizer: Any, text: str, encoded: Encoded) -> Encoded:
+def checked(tokenizer: Any, text: str, encoded: Encoded) -> Encoded:
     """With starts that leave no gaps, and the reason if the ids do not stand for the whole text."""
     if encoded.starts is None or encoded.stops is None:
         return encoded

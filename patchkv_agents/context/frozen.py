@@ -14,10 +14,10 @@ from typing import Any
 
 from patchkv_agents.errors import ContextError
 
-# Made once: json.dumps makes one for each call.
 MAX_DEPTH = 100
 """Deepest nesting of a value. Templates and the JSON library walk values recursively."""
 
+# Made once: json.dumps makes one for each call.
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -97,7 +97,9 @@ def check_json(value: Any, where: str, depth: int = 0) -> None:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise ContextError if `text` holds a lone surrogate, which no tokenizer can encode."""
+    """Raise ContextError if `text` is none, or has a lone surrogate, which nothing can encode."""
+    if not isinstance(text, str):
+        raise ContextError(f"{where}: must be text, not {text!r}.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,63 +1,80 @@
-"""The history of a context: every change is a new version, linked to the one before."""
+"""The history of a context: every change is a new version, linked to those it came from."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace as changed
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.context.edits import Edit, EditKind, reconcile
-from patchkv_agents.context.frozen import FrozenJson, IdSource
-from patchkv_agents.context.inference import infer_edits
-from patchkv_agents.context.messages import Message
-from patchkv_agents.context.parsing import (
-    parse_content,
-    parse_messages,
-    parse_template_args,
-    parse_tools,
+from patchkv_agents.context.drafts import (
+    Draft,
+    Drafted,
+    first_version,
+    next_version,
+    recognized,
 )
-from patchkv_agents.context.versions import ContextVersion
-from patchkv_agents.errors import ContextError
+from patchkv_agents.context.edits import Edit
+from patchkv_agents.context.forgetting import forget
+from patchkv_agents.context.frozen import FrozenJson, IdSource, check_text
+from patchkv_agents.context.messages import Message
+from patchkv_agents.context.operations import Change, TrackedOperations
+from patchkv_agents.context.parsing import parse_messages, parse_template_args, parse_tools
+from patchkv_agents.context.stores.memory import MemoryHistoryStore
+from patchkv_agents.context.versions import ContextVersion, ThreadKey
+from patchkv_agents.context.views import HistoryView, Ref
+from patchkv_agents.errors import ConflictError, ContextError, HistoryStoreError
+
+if TYPE_CHECKING:
+    from patchkv_agents.context.stores.base import HistoryStore
 
 
-class ContextHistory:
-    """Versions of one context, from the first to the present one (`head`).
+class ContextHistory(HistoryView, TrackedOperations):
+    """The versions of one thread's context, in a store.
 
-    What is passed in is copied; versions never change. Equal messages are stored once. Safe to
-    use from several threads.
+    What is passed in is copied; versions never change (except that `forget` removes text from
+    them). `head` is the version that this object works on: the newest one of its branch when it
+    was opened, checked out or last changed through this object. Where other writers share the
+    store, `commit` follows whatever is newest by then, while the operations that name single
+    messages raise `ConflictError` if the branch has moved on; `refresh` brings `head` up to date.
+
+    Safe to use from several threads.
 
     Args:
+        store: where versions are kept; in this object's memory if left out.
+        thread: the thread's name in the store. It is made by the first commit.
+        namespace: the part of the thread, such as a subagent's name.
+        branch: the branch to work on.
         clock_ns: nanoseconds since the epoch, for ids and times.
+
+    Raises:
+        ContextError: the thread exists and has no such branch; or a name is not text.
+        HistoryStoreError: the store cannot be read.
     """
 
-    def __init__(self, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        store: HistoryStore | None = None,
+        *,
+        thread: str = "thread",
+        namespace: str = "",
+        branch: str = "main",
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        kept = MemoryHistoryStore() if store is None else store
+        super().__init__(kept, ThreadKey(thread, namespace))
         self._clock_ns = clock_ns
         self._ids = IdSource(clock_ns)
         self._lock = RLock()
-        self._versions: dict[str, ContextVersion] = {}
-        self._messages: dict[Message, Message] = {}
-        self._head: ContextVersion | None = None
-
-    def __len__(self) -> int:
-        return len(self._versions)
-
-    def __contains__(self, version_id: object) -> bool:
-        return version_id in self._versions
+        self._branch: str | None = _name(branch)
+        self._recorded: tuple[str, set[tuple[str, bool]]] = ("", set())
+        if self.store.branches(self.key):
+            self.checkout(branch)
 
     @property
-    def head(self) -> ContextVersion | None:
-        """The present version; None before the first commit."""
-        return self._head
-
-    def copy(self) -> ContextHistory:
-        """A history of its own with the same versions so far; versions and messages are shared."""
-        with self._lock:
-            other = ContextHistory(clock_ns=self._clock_ns)
-            other._versions, other._messages = dict(self._versions), dict(self._messages)
-            other._head = self._head
-            return other
+    def branch_name(self) -> str | None:
+        """The branch that this object works on; None where an older version is checked out."""
+        return self._branch
 
     def commit(
         self,
@@ -67,6 +84,10 @@ class ContextHistory:
         template_args: Mapping[str, Any] | FrozenJson | None = None,
         edits: Iterable[Edit] | None = None,
         author: str | None = None,
+        parent: Ref | None = None,
+        branch: str | None = None,
+        merged: Iterable[Ref] = (),
+        checkpoint_id: str | None = None,
     ) -> ContextVersion:
         """Make the given context the present version.
 
@@ -75,166 +96,297 @@ class ContextHistory:
             tools: the tool schemas; none if left out, whatever the version before had.
             template_args: arguments of the chat template; none if left out.
             edits: edits that the caller declares (`Edit.declare`). All others are inferred; what
-                really changed decides about messages and hashes.
+                really changed decides about messages and hashes. A declaration to which no change
+                answers is kept, unless it repeats an edit that led here, as that of a program
+                which derives the same change anew for each call does.
             author: who made the change (a tool, node or middleware); given to edits without one.
+            parent: the version that the context was made from. If it is the newest one of a
+                branch, that branch goes on; otherwise a new branch begins.
+            branch: the branch to go on with or to begin. Left out: the present one, or what
+                `parent` tells.
+            merged: further versions whose content went into this one, such as the last one of a
+                subagent's branch that was summarised.
+            checkpoint_id: the agent framework's checkpoint that this context belongs to.
 
         Returns:
-            The new version, or the present one if nothing differs from it (declared edits are
-            then without effect).
+            The new version, or its parent if nothing differs from it. An edit declared with
+            `forget` always makes a version, of the same messages if need be: the earlier forms of
+            the messages that it names are removed.
 
         Raises:
-            ContextError: something has the wrong shape.
+            ContextError: something has the wrong shape, or a declared edit names no message.
+            ConflictError: `parent` is not the newest version of `branch`, or the thread is gone.
+            HistoryStoreError: the store cannot be written. Nothing was committed.
         """
-        parsed = parse_messages(messages)
-        parsed_tools = parse_tools(tools)
-        arguments = parse_template_args(template_args)
+        head = self._head
+        draft = Draft(
+            messages=parse_messages(recognized(messages, head.messages if head else ())),
+            tools=parse_tools(tools),
+            template_args=parse_template_args(template_args),
+            declared=_declared(edits),
+            author=author,
+            checkpoint_id=checkpoint_id,
+        )
         with self._lock:
-            return self._commit(parsed, parsed_tools, arguments, tuple(edits or ()), author)
+            with self.store.writing(self.key):
+                base, name = self._place(parent, branch)
+                seen = base if parent or branch else self._head
+                draft = draft.with_merged(self.get(ref).id for ref in merged)
+                drafted = self._put(draft, base, seen or base, name)
+            return self._done(drafted, name)
 
-    def replace(
-        self,
-        target: int | str,
-        content: str | Sequence[Any] | None,
-        *,
-        kind: EditKind = EditKind.REPLACE_TOOL_RESULT,
-        author: str | None = None,
-        forget: bool = False,
+    def _apply(
+        self, make: Callable[[ContextVersion], Change], author: str | None
     ) -> ContextVersion:
-        """Give one message of the present version another content: a declared edit.
-
-        Args:
-            target: the message's index (from 0), its id, or the tool_call_id it answers.
-            content: the new content, in any form that a message's content may have.
-            kind: what the change is. The default is for tool messages only.
-            author: who made the change.
-            forget: nothing computed from the old content may survive.
-
-        Returns:
-            The new version, or the present one if the content is the same.
-
-        Raises:
-            ContextError: there is no such message, or several; or the kind does not fit it.
-        """
         with self._lock:
             head = self._present()
-            index = _find(head.messages, target)
-            message = head.messages[index]
-            if kind is EditKind.REPLACE_TOOL_RESULT and message.role not in ("tool", "function"):
-                raise ContextError(
-                    f"Message {index} is a {message.role} message, not a tool result; "
-                    "pass kind=EditKind... to say what the change is."
+            with self.store.writing(self.key):
+                base, name = self._place(head if self._branch is None else None, None)
+                if base is None or base.id != head.id:
+                    raise ConflictError(
+                        f"Branch {name!r} of {self.key} has moved on from version {head.id}: "
+                        "another writer committed to it. Call refresh(), look at head, and repeat."
+                    )
+                # Not of `head`: text may have been forgotten since that was read.
+                change = make(base)
+                like = change.like or base
+                draft = Draft(
+                    messages=parse_messages(change.messages),
+                    tools=tuple(map(change.scrubber.frozen, like.tools)),
+                    template_args=change.scrubber.frozen(like.template_args),
+                    declared=change.edits,
+                    author=author,
+                    scrubber=change.scrubber,
+                    targets=change.targets,
                 )
-            if content is None and message.role != "assistant":
-                raise ContextError(
-                    f"Message {index} ({message.role}) needs content; pass '' to empty it."
-                )
-            messages = list(head.messages)
-            messages[index] = changed(message, content=parse_content(content, index))
-            edit = Edit.declare(kind, old=(index,), new=(index,), author=author, forget=forget)
-            return self._commit(tuple(messages), head.tools, head.template_args, (edit,), author)
+                drafted = self._put(draft, base, base, name)
+            return self._done(drafted, name)
 
-    def log(self) -> tuple[ContextVersion, ...]:
-        """The present version and those it came from (first parents), newest first."""
+    def revert(self, to: Ref | None = None, *, author: str | None = None) -> ContextVersion:
+        """Make the content of an earlier version the present one again, as a new version.
+
+        Its edits are inferred: which ones take the content back cannot be known beforehand.
+
+        Args:
+            to: the earlier version; the present one's parent if left out.
+            author: who made the change.
+
+        Raises:
+            ContextError: there is no such version.
+            ConflictError: another writer has moved the branch on.
+        """
+        head = self.show()
+        if to is None and not head.parents:
+            raise ContextError("This is the first version; there is nothing to go back to.")
+        target = self.get(head.parents[0] if to is None else to)
+
+        def make(_: ContextVersion) -> Change:
+            earlier = self.get(target)
+            return Change(earlier.messages, like=earlier)
+
+        return self._apply(make, author)
+
+    def branch(self, name: str, at: Ref | None = None) -> ContextVersion:
+        """Begin a branch at a version, the present one if left out. `checkout` goes there.
+
+        Raises:
+            ContextError: the name is taken, or there is no such version.
+        """
+        with self._lock, self.store.writing(self.key):
+            version = self.show(at)
+            if _name(name) in self.branches():
+                raise ContextError(f"There is a branch {name!r} already; choose another name.")
+            self.store.put(self.key, version, name)
+            return version
+
+    def checkout(self, ref: Ref) -> ContextVersion:
+        """Go on from the newest version of a branch, or from any version.
+
+        A commit on a version that is the newest one of no branch begins a branch of its own.
+
+        Raises:
+            ContextError: there is no such branch or version.
+        """
         with self._lock:
-            versions = []
-            version = self._head
-            while version is not None:
-                versions.append(version)
-                version = self._versions[version.parents[0]] if version.parents else None
-            return tuple(versions)
+            heads = self.branches()
+            version = self.get(ref)
+            name = ref if isinstance(ref, str) and ref in heads else None
+            self._branch = name or self._branch_at(version, heads)
+            self._head = version
+            return version
 
-    def get(self, version_id: str) -> ContextVersion:
-        """The version of that id.
+    def refresh(self) -> ContextVersion | None:
+        """Bring `head` up to date with what other writers made of the branch."""
+        with self._lock:
+            if self._branch in self.branches():
+                self._head = self.get(self._branch)
+            elif self._head is not None:
+                self._head = self.store.load(self.key, self._head.id)
+            return self._head
+
+    def fork(self, thread: str | None = None, *, namespace: str = "") -> ContextHistory:
+        """A history of its own in the same store, with the same versions so far.
+
+        Versions are shared, and what is forgotten in one is forgotten in the other.
+
+        Args:
+            thread: the new thread's name; made up if left out.
+            namespace: its namespace.
 
         Raises:
-            ContextError: there is none.
+            HistoryStoreError: there is such a thread already.
         """
-        try:
-            return self._versions[version_id]
-        except KeyError:
-            last = f"the present one is {self._head.id!r}" if self._head else "the history is empty"
-            raise ContextError(
-                f"There is no version {version_id!r} among {len(self)} ({last}); see log()."
-            ) from None
+        with self._lock:
+            name = thread or f"{self.key.thread}/{self._ids.next()}"
+            if self.store.branches(key := ThreadKey(name, namespace)):
+                raise HistoryStoreError(f"There is a thread {key} already; choose another name.")
+            other = ContextHistory(
+                self.store, thread=name, namespace=namespace, clock_ns=self._clock_ns
+            )
+            if self._head is not None:
+                with self.store.writing(self.key):
+                    self.store.fork(self.key, other.key)
+                other._head = self._head
+            other._branch = self._branch
+            return other
 
-    def diff(self, old: str | ContextVersion, new: str | ContextVersion) -> tuple[Edit, ...]:
-        """The edits that lead from one version to another, whether or not one follows the other.
+    def delete_thread(self) -> None:
+        """Remove this thread from the store. Versions that forks share stay with them."""
+        with self._lock:
+            with self.store.writing(self.key):
+                self.store.delete(self.key)
+            self.store.erase()
+            self._head, self._branch, self._recorded = None, self._branch or "main", ("", set())
 
-        Raises:
-            ContextError: an id is not known.
+    def finish_forgetting(self) -> bool:
+        """Try again to clean the store's files of forgotten text.
+
+        Returns:
+            Whether nothing of it is left there. If not, another process still reads the files.
         """
-        return infer_edits(self._resolve(old), self._resolve(new))
+        return self.store.erase()
 
-    def _resolve(self, version: str | ContextVersion) -> ContextVersion:
-        return self.get(version) if isinstance(version, str) else version
+    def _branch_at(self, version: ContextVersion, heads: Mapping[str, str]) -> str | None:
+        """The branch whose newest version it is, the present one if there are several."""
+        names = sorted(name for name, version_id in heads.items() if version_id == version.id)
+        return self._branch if self._branch in names else next(iter(names), None)
 
-    def _present(self) -> ContextVersion:
-        if self._head is None:
-            raise ContextError("The history is empty; commit messages first.")
-        return self._head
+    def _place(self, parent: Ref | None, branch: str | None) -> tuple[ContextVersion | None, str]:
+        """The version that a commit follows, and the branch that it goes to."""
+        heads = self.branches()
+        is_detached = self._branch is None and self._head is not None
+        if parent is None and (branch is not None or not is_detached):
+            name = _name(branch if branch is not None else self._branch or "main")
+            base = self.get(heads[name]) if name in heads else self._head and self._read(self._head)
+        else:
+            base = self._read(self._present() if parent is None else parent)
+            known = self._branch_at(base, heads) or _free_name(self._branch, heads)
+            name = known if branch is None else _name(branch)
+            if heads.get(name, base.id) != base.id:
+                raise ConflictError(
+                    f"Version {base.id} is not the newest one of branch {name!r}; leave branch= "
+                    "out to begin a new branch there, or name one that does not exist."
+                )
+        return base, name
 
-    def _commit(
-        self,
-        messages: tuple[Message, ...],
-        tools: tuple[FrozenJson, ...],
-        template_args: FrozenJson,
-        declared: tuple[Edit, ...],
-        author: str | None,
-    ) -> ContextVersion:
-        head = self._head
-        # Equal messages become one object, so that versions differ in memory only by what changed.
-        messages = tuple(self._messages.setdefault(message, message) for message in messages)
-        if head is not None and (messages, tools, template_args) == (
-            head.messages,
-            head.tools,
-            head.template_args,
-        ):
-            return head
-        version = ContextVersion(
-            id=self._ids.next(),
-            messages=messages,
-            tools=tools,
-            template_args=template_args,
-            parents=(head.id,) if head else (),
-            author=author,
-            time_s=self._clock_ns() / 1e9,
-        )
-        if head is not None:
-            edits = reconcile(declared, infer_edits(head, version))
-            version = changed(version, edits=tuple(_with_author(edit, author) for edit in edits))
-        self._versions[version.id] = version
-        self._head = version
+    def _read(self, ref: Ref) -> ContextVersion:
+        """As `get`, but a version that is not there (any more) is a conflict."""
+        if not isinstance(ref, ContextVersion):
+            return self.get(ref)
+        version = self.store.load(self.key, ref.id)
+        if version is None:
+            raise ConflictError(
+                f"Thread {self.key} has no version {ref.id}: it was deleted by another writer, or "
+                "is of another thread. Open the history anew to see what there is."
+            )
         return version
 
-
-def _with_author(edit: Edit, author: str | None) -> Edit:
-    return edit if edit.author or author is None else changed(edit, author=author)
-
-
-def _find(messages: Sequence[Message], target: int | str) -> int:
-    """Index of the message that `target` names."""
-    if isinstance(target, bool) or not isinstance(target, int | str):
-        raise ContextError(f"Name a message by index, id or tool_call_id, not by {target!r}.")
-    if isinstance(target, int):
-        if not 0 <= target < len(messages):
-            raise ContextError(
-                f"There is no message {target}; this version has {len(messages)}, from 0."
+    def _put(
+        self, draft: Draft, base: ContextVersion | None, seen: ContextVersion | None, branch: str
+    ) -> Drafted:
+        """Store a version after `base`, in a transaction that is open."""
+        version = ContextVersion(self._ids.next(), (), time_s=self._clock_ns() / 1e9)
+        if base is None or seen is None:
+            drafted = first_version(draft, version)
+        else:
+            found = next_version(
+                draft,
+                version,
+                thread=self.key,
+                base=base,
+                seen=seen,
+                is_recorded=lambda edit: _sign(edit) in self._signs(base),
             )
-        return target
-    found = [
-        index
-        for index, message in enumerate(messages)
-        if target in (message.id, message.tool_call_id)
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ContextError(
-            f"{target!r} names messages {', '.join(map(str, found))}; pass one of these indices."
-        )
-    names = [name for m in messages for name in (m.id, m.tool_call_id) if name]
-    shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
-    raise ContextError(
-        f"No message has id or tool_call_id {target!r}. "
-        + (f"There are {shown}." if names else f"None has one; use an index below {len(messages)}.")
-    )
+            if found is None:
+                if branch not in self.branches():
+                    self.store.put(self.key, base, branch)
+                return Drafted(base)
+            drafted = found
+        new, scrubber = drafted.version, draft.scrubber
+        self.store.put(self.key, new, branch)
+        if drafted.forgets:
+            threads = self.store.related(self.key)
+            names = [*self.branches(), *(str(key) for key in threads)]
+            if any(scrubber.text(name) != name for name in names):
+                raise ContextError(
+                    "The name of a thread or branch holds one of the secrets, and names cannot be "
+                    "changed: delete that thread."
+                )
+            self.store.rewrite(
+                self.key,
+                lambda versions: forget(versions, new.id, drafted.forgotten, scrubber, threads),
+            )
+        return drafted
+
+    def _done(self, drafted: Drafted, branch: str) -> ContextVersion:
+        """What is left to do when the transaction is through."""
+        version = drafted.version
+        last, signs = self._recorded
+        if drafted.forgets:
+            self.store.erase()
+            self._recorded = ("", set())
+        elif version.parents and version.parents[0] == last:
+            signs.update(_signs(version))
+            self._recorded = (version.id, signs)
+        self._head = self.store.load(self.key, version.id) or version
+        self._branch = branch
+        return self._head
+
+    def _signs(self, version: ContextVersion) -> set[tuple[str, bool]]:
+        """What tells the declared edits that led to a version."""
+        if self._recorded[0] != version.id:
+            line = self._line(version)
+            self._recorded = (version.id, {sign for each in line for sign in _signs(each)})
+        return self._recorded[1]
+
+
+def _signs(version: ContextVersion) -> set[tuple[str, bool]]:
+    return {_sign(edit) for edit in version.edits if edit.declared}
+
+
+def _sign(edit: Edit) -> tuple[str, bool]:
+    """What the same declaration has in common when it is made again."""
+    return edit.idempotency_key, edit.forget
+
+
+def _declared(edits: Iterable[Edit] | None) -> tuple[Edit, ...]:
+    declared = (edits,) if isinstance(edits, Edit) else tuple(edits or ())
+    if wrong := [edit for edit in declared if not isinstance(edit, Edit)]:
+        raise ContextError(f"Declare edits with Edit.declare, not by {wrong[0]!r}.")
+    return declared
+
+
+def _name(name: str | None) -> str:
+    """A branch's name, checked."""
+    if not isinstance(name, str) or not name:
+        raise ContextError(f"A branch needs a name, not {name!r}.")
+    check_text(name, "The name of a branch")
+    return name
+
+
+def _free_name(like: str | None, taken: Mapping[str, str]) -> str:
+    """A name for a branch that begins by itself."""
+    number = 2
+    while f"{like or 'main'}-{number}" in taken:
+        number += 1
+    return f"{like or 'main'}-{number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from patchkv_agents.context.comparison import change_in_place
@@ -10,7 +11,9 @@ from patchkv_agents.context.edits import Edit, EditKind, EditScope, join_hashes,
 from patchkv_agents.context.frozen import FrozenJson
 from patchkv_agents.context.matching import Matching, match_messages
 from patchkv_agents.context.messages import Message
+from patchkv_agents.context.texts import lost_piece
 
+_MAX_SEARCHED_TEXT = 100_000_000  # of all new messages, for each piece; about 0.1 s
 _NO_ARGS = FrozenJson("{}")
 
 
@@ -63,50 +66,97 @@ def _head_edit(
 
 
 def _tools_kind(old: Sequence[FrozenJson], new: Sequence[FrozenJson]) -> EditKind:
-    if [tool.canonical for tool in old] == [tool.canonical for tool in new]:
+    before, after = [tool.canonical for tool in old], [tool.canonical for tool in new]
+    if before == after:
         return EditKind.RESERIALIZE
-    if sorted(tool.text for tool in old) == sorted(tool.text for tool in new):
-        return EditKind.REORDER
-    return EditKind.OTHER
+    return EditKind.REORDER if sorted(before) == sorted(after) else EditKind.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """An edit of messages in the making."""
+
+    kind: EditKind
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    partial: bool = False
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...]]:
+        """What went stands where it was: by the old index, which later changes share."""
+        return max(self.old[:1] + self.new[:1]), self.old
 
 
 def _message_edits(old: Sequence[Message], new: Sequence[Message]) -> list[Edit]:
     matching = match_messages(old, new)
-    found = list(_kinds(old, new, matching))
-    # Messages that went stand where they were: by the old index, which later edits share.
-    found.sort(key=lambda change: (max(change[1][:1] + change[2][:1]), change[1]))
+    changes = list(_with_moved_blocks(old, new, matching, list(_changes(old, new, matching))))
+    changes.sort(key=lambda change: change.place)
     return [
         new_edit(
-            kind,
-            old_indices,
-            new_indices,
-            before_hash=join_hashes([old[i].content_hash for i in old_indices]),
-            after_hash=join_hashes([new[j].content_hash for j in new_indices]),
-            partial=partial,
+            change.kind,
+            change.old,
+            change.new,
+            before_hash=join_hashes([old[i].content_hash for i in change.old]),
+            after_hash=join_hashes([new[j].content_hash for j in change.new]),
+            partial=change.partial,
         )
-        for kind, old_indices, new_indices, partial in found
+        for change in changes
     ]
 
 
-def _kinds(
+def _changes(
     old: Sequence[Message], new: Sequence[Message], matching: Matching
-) -> Iterator[tuple[EditKind, tuple[int, ...], tuple[int, ...], bool]]:
-    """Name each change: kind, old indices, new indices, partial."""
+) -> Iterator[_Change]:
+    """Name what became of each message that is not the same at the same place."""
     last_kept = max((j for _, j in matching.kept), default=-1)
     last_old = max((j for _, j in matching.edited), default=-1)
-    last_old = max(last_old, last_kept, *(news[-1] for _, news in matching.summarized))
+    last_old = max(last_old, last_kept, *(j for _, j in matching.summarized))
+    removed = set(matching.removed)
     for i, j in matching.edited:
         kind, partial = change_in_place(old[i], new[j])
-        if kind is EditKind.OTHER and i + 1 in matching.removed and j < last_kept:
+        if i + 1 in removed and j < last_kept and _may_stand_for_others(kind, i):
             # It stands for the messages behind it, which went, while later ones stay: a running
             # summary. (Where none stay, a turn was edited and the rest is to be done again.)
             kind = EditKind.SUMMARIZE
-        yield kind, (i,), (j,), partial
-    for olds, news in matching.summarized:
-        yield EditKind.SUMMARIZE, tuple(olds), tuple(news), False
+        yield _Change(kind, (i,), (j,), partial)
+    for olds, j in matching.summarized:
+        yield _Change(EditKind.SUMMARIZE, olds, (j,))
     for i, j in matching.moved:
-        yield EditKind.MOVE, (i,), (j,), False
+        yield _Change(EditKind.MOVE, (i,), (j,))
     for i in matching.removed:
-        yield EditKind.DELETE, (i,), (), False
+        yield _Change(EditKind.DELETE, (i,), ())
     for j in matching.added:
-        yield EditKind.APPEND if j > last_old else EditKind.INSERT, (), (j,), False
+        yield _Change(EditKind.APPEND if j > last_old else EditKind.INSERT, (), (j,))
+
+
+def _may_stand_for_others(kind: EditKind, index: int) -> bool:
+    if kind is EditKind.REWRITE_SYSTEM:
+        return index > 0  # a note of the program, not the system prompt
+    return kind in (EditKind.OTHER, EditKind.INSERT)
+
+
+def _with_moved_blocks(
+    old: Sequence[Message], new: Sequence[Message], matching: Matching, changes: Sequence[_Change]
+) -> Iterator[_Change]:
+    """`changes`, and a partial move for each piece that one message lost and another one has.
+
+    Where that one is new, it is named by the move alone.
+    """
+    pieces = {
+        piece: (i, j)
+        for i, j in matching.edited
+        if (piece := lost_piece(old[i].text, new[j].text)) is not None
+    }
+    before = {j: old[i].text for i, j in matching.edited} | dict.fromkeys(matching.added, "")
+    text = sum(len(new[j].text) for j in before)
+    moves: dict[int, list[_Change]] = {}
+    if pieces and len(pieces) * text <= _MAX_SEARCHED_TEXT:
+        for piece, (i, own) in pieces.items():
+            for j in before:
+                if j != own and piece in new[j].text and piece not in before[j]:
+                    moves.setdefault(j, []).append(_Change(EditKind.MOVE, (i,), (j,), True))
+    for change in changes:
+        if change.old or change.new[0] not in moves:
+            yield change
+    for found in moves.values():
+        yield from found

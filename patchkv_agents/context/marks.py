@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from patchkv_agents.context.comparison import common_prefix, common_suffix
+from patchkv_agents.context.texts import common_prefix, common_suffix
 
 # Characters for private use have no meaning, white space, case or escapes.
 _PRIVATE_USE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE), range(0xE000, 0xF900))

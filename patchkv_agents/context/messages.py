@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from patchkv_agents.context.frozen import FrozenJson, to_json
+from patchkv_agents.context.frozen import FrozenJson, check_json, to_json
+from patchkv_agents.errors import ContextError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 NO_EXTRA = FrozenJson("{}")
+
+METADATA_FIELDS = frozenset(
+    (
+        "annotations",
+        "artifact",
+        "created",
+        "created_at",
+        "finish_reason",
+        "langchain",
+        "logprobs",
+        "metadata",
+        "provider_specific_fields",
+        "response_metadata",
+        "timestamp",
+        "usage",
+        "usage_metadata",
+    )
+)
+"""Fields that tell how a message came about, and that no model is shown.
+
+`metadata` is one only if it is an object: GLM-4's templates show a text of that name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +74,16 @@ class ToolCall:
         return value
 
     def parsed_arguments(self) -> Any:
-        """The arguments as a value, or the raw string where that is not valid JSON."""
+        """The arguments as a value, or the raw string where that is not valid JSON.
+
+        Python reads more than JSON: NaN, and escapes that make no character.
+        """
         try:
-            return json.loads(self.arguments_json)
-        except (ValueError, RecursionError):
+            value = json.loads(self.arguments_json)
+            check_json(value, "arguments")
+        except (ValueError, RecursionError, ContextError):
             return self.arguments_json
+        return value
 
     def to_openai(self) -> dict[str, Any]:
         """The call in OpenAI form, as a fresh dict."""
@@ -73,7 +101,12 @@ class Message:
 
     `content` is text, a tuple of frozen parts (objects with a `type`; images and the like are
     kept as they are), or None (an assistant message that only calls tools). `extra` holds the
-    fields that have no meaning here. `content_hash` covers everything but the ids.
+    fields that have no meaning here; templates may show them. `metadata` holds those of
+    `METADATA_FIELDS`, which no template gets, and under `form` which of two usual forms the caller
+    used, so that `to_openai` can use it too.
+
+    `content_hash` covers everything but the ids, the metadata, and extra fields that are null.
+    Equality covers everything.
     """
 
     role: str
@@ -84,10 +117,14 @@ class Message:
     reasoning: str | None = None
     id: str | None = None
     extra: FrozenJson = NO_EXTRA
+    metadata: FrozenJson = NO_EXTRA
     content_hash: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "content_hash", _content_hash(self))
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)  # a text keeps its hash; equal messages have equal ones
 
     @property
     def text(self) -> str:
@@ -97,41 +134,62 @@ class Message:
         parts = (part.load() for part in self.content)
         return "\n".join(part["text"] for part in parts if part.get("type") == "text")
 
+    def with_content(self, content: str | tuple[FrozenJson, ...] | None) -> Message:
+        """The message with another content and without metadata, which belongs to the old one.
+
+        Metadata may even repeat the old content, as the artifact of a tool does.
+        """
+        return replace(self, content=content, metadata=NO_EXTRA)
+
     def to_openai(self) -> dict[str, Any]:
         """The message as a fresh dict in OpenAI form, from which `parse_messages` makes it again.
 
-        Beside OpenAI's fields it has `reasoning`, `id` and the extra fields, where there are any.
+        Beside OpenAI's fields it has `reasoning`, `id`, the extra fields and the metadata, where
+        there are any. Arguments of calls are an object if they were given as one.
         """
+        metadata = self.metadata.load()
+        form = metadata.pop("form", {})
         message: dict[str, Any] = {"role": self.role}
         if self.content is None or isinstance(self.content, str):
             message["content"] = self.content
         else:
             message["content"] = [part.load() for part in self.content]
-        for key in ("reasoning", "name", "tool_call_id", "id"):
+        if self.reasoning is not None:
+            message |= dict.fromkeys(form.get("reasoning", ("reasoning",)), self.reasoning)
+        for key in ("name", "tool_call_id", "id"):
             value = getattr(self, key)
             if value is not None:
                 message[key] = value
-        if self.tool_calls:
-            message["tool_calls"] = [call.to_openai() for call in self.tool_calls]
-        message.update(self.extra.load())
-        return message
+        calls = [call.to_openai() for call in self.tool_calls]
+        if form.get("calls") == "function_call" and len(calls) == 1 and "id" not in calls[0]:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return {**message, **self.extra.load(), **metadata}
 
 
 def _content_hash(message: Message) -> str:
     """Hash of what the message says. Key order counts, and so does the form of arguments."""
     content = message.content
+    extra = message.extra.text
+    if message.extra != NO_EXTRA:
+        # SDKs write out fields without a value, and other programs leave them out.
+        said = {key: value for key, value in message.extra.load().items() if value is not None}
+        extra = to_json(said)
     canonical = [
         message.role,
-        [part.text for part in content] if isinstance(content, tuple) else content,
+        [part.text for part in content] if isinstance(content, tuple) else content is None,
         message.name,
         message.reasoning,
         [
             [call.name, call.raw, call.arguments_json, call.extra.text]
             for call in message.tool_calls
         ],
-        message.extra.text,
+        extra,
     ]
-    serialised = to_json(canonical).encode("utf-8", "surrogatepass")
+    # A text, which may be long, goes behind the first line as it is.
+    text = content if isinstance(content, str) else ""
+    serialised = f"{to_json(canonical)}\n{text}".encode("utf-8", "surrogatepass")
     return blake2b(serialised, digest_size=16).hexdigest()
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchkv_agents.context.frozen import FrozenJson, check_text
-from patchkv_agents.context.messages import NO_EXTRA, ROLES, Conversation, Message, ToolCall
+from patchkv_agents.context.messages import (
+    METADATA_FIELDS,
+    NO_EXTRA,
+    ROLES,
+    Conversation,
+    Message,
+    ToolCall,
+)
 from patchkv_agents.errors import ContextError, InputError
 
 _MESSAGE_KEYS = frozenset(
@@ -30,8 +37,12 @@ def parse_messages(messages: Sequence[Mapping[str, Any] | Message]) -> tuple[Mes
 
     Tool calls may have OpenAI's form (`{id, type, function: {name, arguments}}`) or the flat one
     (`{id, name, args}`). Arguments are an object, whose key order counts, or a raw JSON string,
-    whose bytes are kept. `reasoning` may also be called `reasoning_content`. Fields that are not
-    known are kept in `Message.extra`. Message objects pass through as they are.
+    whose bytes are kept. The older `function_call` is a call too. `reasoning` may also be called
+    `reasoning_content`. Fields that are not known are kept in `Message.extra`, those that tell how
+    a message came about in `Message.metadata`. Message objects pass through as they are.
+
+    A tool message may answer a call that is not there, and calls may share an id: contexts are cut
+    and cleared, and many models number their calls anew each turn.
 
     Raises:
         ContextError: naming the message's index, the field, and what is expected there.
@@ -39,7 +50,7 @@ def parse_messages(messages: Sequence[Mapping[str, Any] | Message]) -> tuple[Mes
     if isinstance(messages, Mapping | str | bytes) or not isinstance(messages, Iterable):
         raise ContextError(f"Messages must be a list of objects, not {_kind(messages)}.")
     parsed = tuple(
-        message if isinstance(message, Message) else _parse_message(message, index)
+        message if isinstance(message, Message) else parse_message(message, index)
         for index, message in enumerate(messages)
     )
     seen: dict[str, int] = {}
@@ -115,7 +126,12 @@ def load_conversation(path: str | Path) -> Conversation:
     return conversation
 
 
-def _parse_message(message: Any, index: int) -> Message:
+def parse_message(message: Any, index: int) -> Message:
+    """Make one message, which errors name by its index; as `parse_messages`.
+
+    Raises:
+        ContextError: naming the field.
+    """
     if not isinstance(message, Mapping):
         raise ContextError(
             f"Message {index}: must be an object with role and content, not {_kind(message)}."
@@ -124,19 +140,30 @@ def _parse_message(message: Any, index: int) -> Message:
     if role not in ROLES:
         problem = "is missing" if "role" not in message else f"is {role!r}"
         _fail(index, "role", f"{problem}; must be one of {', '.join(ROLES)}")
+    form: dict[str, Any] = {}
+    fields = _without(message, *_MESSAGE_KEYS)
     calls = _parse_calls(message.get("tool_calls"), index)
+    if not calls and fields.get("function_call") is not None:
+        legacy = {"function": fields.pop("function_call")}
+        calls = (_parse_call(legacy, f"Message {index}, field 'function_call'"),)
+        form["calls"] = "function_call"
     if calls and role != "assistant":
         _fail(index, "tool_calls", f"only an assistant message can call tools, this one is {role}")
-    extra = _without(message, *_MESSAGE_KEYS)
     reasoning = _text(message, "reasoning", index)
     reasoning_content = _text(message, "reasoning_content", index)
-    if reasoning is None:
+    if reasoning is None and reasoning_content is not None:
         reasoning = reasoning_content
-    elif reasoning_content not in (None, reasoning):
-        extra["reasoning_content"] = reasoning_content
+        form["reasoning"] = ["reasoning_content"]
+    elif reasoning_content is not None and reasoning_content == reasoning:
+        form["reasoning"] = ["reasoning", "reasoning_content"]
+    elif reasoning_content is not None:
+        fields["reasoning_content"] = reasoning_content
     if message.get("content") is None and role != "assistant":
         problem = "is null" if "content" in message else "is missing"
         _fail(index, "content", f"{problem}; only an assistant message may go without content")
+    metadata = {key: fields.pop(key) for key in list(fields) if _is_metadata(key, fields[key])}
+    if form:
+        metadata["form"] = form
     return Message(
         role=role,
         content=parse_content(message.get("content"), index),
@@ -145,8 +172,20 @@ def _parse_message(message: Any, index: int) -> Message:
         tool_calls=calls,
         reasoning=reasoning,
         id=_text(message, "id", index),
-        extra=_extra(extra, f"Message {index}"),
+        # In which order a message names its fields says nothing.
+        extra=_extra(
+            dict(sorted(fields.items(), key=lambda item: str(item[0]))), f"Message {index}"
+        ),
+        metadata=_extra(
+            dict(sorted(metadata.items(), key=lambda item: str(item[0]))), f"Message {index}"
+        ),
     )
+
+
+def _is_metadata(key: str, value: Any) -> bool:
+    if key in ("metadata", "langchain"):
+        return isinstance(value, Mapping)
+    return key in METADATA_FIELDS
 
 
 def parse_content(content: Any, index: int) -> str | tuple[FrozenJson, ...] | None:

@@ -14,6 +14,8 @@ from patchkv_agents.context.frozen import FrozenJson
 from patchkv_agents.context.marks import Marker, Piece, private_characters
 from patchkv_agents.context.messages import Conversation, Message
 from patchkv_agents.context.parsing import parse_messages, parse_tools
+from patchkv_agents.context.sampled import SampledReply, match_replies
+from patchkv_agents.context.splicing import keep_sampled
 from patchkv_agents.context.template import ChatTemplate, Visit
 from patchkv_agents.context.versions import ContextVersion
 from patchkv_agents.errors import ContextError
@@ -47,8 +49,9 @@ class RenderedContext:
             template does not show has an empty span. Spans ascend, unless the template itself
             shows messages in another order.
         text: the text which the ids stand for.
-        verified: the ids stand for the text, nothing in the content became a control token, and
-            the spans are exact. Otherwise spans are guesses, and state must not be reused by them.
+        verified: the ids stand for the text, nothing in the content became a control token (but
+            what the model itself sampled as one), and the spans are exact. Otherwise spans are
+            guesses, and state must not be reused by them.
         reason: why not verified; None if verified.
         part_spans: the pieces of content, in the order of the text.
         omitted: message index and field of what the template does not show.
@@ -73,6 +76,7 @@ def render(
     tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
     template_args: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
+    sampled: Sequence[SampledReply] = (),
 ) -> RenderedContext:
     """Render a context through the tokenizer's chat template.
 
@@ -85,6 +89,8 @@ def render(
         tools: tool schemas; if left out, those of the version or conversation.
         template_args: arguments of the template; if left out, those of the version.
         add_generation_prompt: end with the beginning of the assistant's next message.
+        sampled: what the model sampled in this conversation, in the order of time. Its ids are
+            kept where the template shows their text again.
 
     Raises:
         InputError: there is no chat template, or it refuses the messages.
@@ -100,7 +106,7 @@ def render(
     if not messages:
         raise ContextError("The context has no messages, so there is nothing to render; add one.")
     run = _Run(tokenizer, messages, schemas, dict(template_args or {}))
-    return run.render(add_generation_prompt)
+    return run.render(add_generation_prompt, match_replies(messages, sampled))
 
 
 class _Run:
@@ -120,7 +126,9 @@ class _Run:
         self._tools = tools
         self._template_args = template_args
 
-    def render(self, add_generation_prompt: bool) -> RenderedContext:
+    def render(
+        self, add_generation_prompt: bool, sampled: Mapping[int, SampledReply]
+    ) -> RenderedContext:
         taken: set[str] = set()  # characters for private use, whether shown or not
 
         def look(message: int, field: str, value: str) -> str:
@@ -146,6 +154,9 @@ class _Run:
             len(without) if is_prefix else len(text),
         )
         ranges = message_ranges(layout, pieces, len(self._messages))
+        encoded = keep_sampled(
+            self._encoder, self._tokenizer, text, encoded, ranges, pieces, sampled
+        )
         encoded.ids.setflags(write=False)
         return RenderedContext(
             token_ids=encoded.ids,
@@ -189,7 +200,10 @@ class _Run:
                     return True
                 if field.startswith("tool_calls"):
                     return calls and bool(text.strip()) and not field.endswith(" key")
-                if message < 0 or not field.startswith(("content", "reasoning")):
+                if message < 0:  # one mark is enough to see where the tools are
+                    is_description = field.startswith("tools[0]") and field.endswith(".description")
+                    return calls and is_description and bool(text.strip())
+                if not field.startswith(("content", "reasoning")):
                     return False
                 return bool(text.strip()) or empty(message)
 

@@ -98,9 +98,10 @@ class ChatTemplate:
         chat["role"] = message.role
         # Never None: many templates add content to text without looking.
         chat["content"] = self._content(message, index, visit)
-        if message.reasoning is not None:
+        reasoning = _reasoning(message)
+        if reasoning is not None:
             # Two names are in use in templates.
-            reasoning = visit(index, "reasoning", message.reasoning)
+            reasoning = visit(index, "reasoning", reasoning)
             chat["reasoning_content"] = chat["thinking"] = reasoning
         for key in ("name", "tool_call_id"):
             if (value := getattr(message, key)) is not None:
@@ -123,8 +124,11 @@ class ChatTemplate:
             reasoning = visit(index, "reasoning", reasoning)
             return opening + reasoning + closing + visit(index, "content", rest)
         parts = [part.load() for part in message.content]
+        shown = []
         for number, part in enumerate(parts):
-            if part["type"] != "text":
+            if part["type"] == "text":
+                shown.append((number, part))
+            elif not _is_shown_elsewhere(message, part["type"]):
                 raise ContextError(
                     f"Message {index}, field 'content[{number}]': a part of type {part['type']!r} "
                     "cannot be rendered; only text can. Replace it by text."
@@ -133,7 +137,7 @@ class ChatTemplate:
             return visit(index, "content", message.text)
         return [
             {**part, "text": visit(index, f"content[{number}]", part["text"])}
-            for number, part in enumerate(parts)
+            for number, part in shown
         ]
 
     def _call(self, call: ToolCall, index: int, field: str, visit: Visit) -> dict[str, Any]:
@@ -153,6 +157,30 @@ class ChatTemplate:
             },
         }
         return result if call.id is None else {"id": call.id, **result}
+
+
+# Parts in which some programs say again, beside the text, what the model reasoned and called.
+_REASONING_PARTS = {"reasoning": "reasoning", "thinking": "thinking"}
+_CALL_PARTS = ("tool_call", "invalid_tool_call", "tool_use", "function_call")
+
+
+def _is_shown_elsewhere(message: Message, kind: str) -> bool:
+    """Whether a part of this type is shown as reasoning or as a call, and so not as content."""
+    if message.role != "assistant":
+        return False
+    return kind in _REASONING_PARTS or (kind in _CALL_PARTS and bool(message.tool_calls))
+
+
+def _reasoning(message: Message) -> str | None:
+    """The reasoning of a message, which may be among the parts of its content."""
+    if message.reasoning is not None or not isinstance(message.content, tuple):
+        return message.reasoning
+    if message.role != "assistant":
+        return None
+    parts = [part.load() for part in message.content]
+    texts = [part.get(_REASONING_PARTS.get(part["type"], "")) for part in parts]
+    found = [text for text in texts if isinstance(text, str) and text]
+    return "\n".join(found) if found else None
 
 
 def _inline_reasoning(text: str) -> tuple[str, str, str, str] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchkv_agents.alignment import Alignment
+from patchkv_agents.alignment.moves import MIN_MOVE
 
 Ints = NDArray[np.int64]
 
@@ -70,9 +71,16 @@ def random_edits(
 
 
 def rebuilt(alignment: Alignment, old: Ints, new: Ints) -> list[int]:
-    """The new sequence from old tokens (runs) and the new side of each hunk, nothing else."""
+    """The new sequence from old tokens (runs, moves) and the rest of each hunk, nothing else."""
     pieces = [(run.new_start, old[run.old_start : run.old_stop]) for run in alignment.runs]
-    pieces += [(hunk.new_start, new[hunk.new_start : hunk.new_stop]) for hunk in alignment.hunks]
+    for hunk in alignment.hunks:
+        at = hunk.new_start
+        for move in alignment.moves:
+            if hunk.new_start <= move.new_start < hunk.new_stop:
+                pieces.append((at, new[at : move.new_start]))
+                pieces.append((move.new_start, old[move.old_start : move.old_stop]))
+                at = move.new_stop
+        pieces.append((at, new[at : hunk.new_stop]))
     return [int(token) for _, piece in sorted(pieces, key=lambda p: p[0]) for token in piece]
 
 
@@ -90,6 +98,16 @@ def assert_holds(alignment: Alignment, old: Ints, new: Ints, min_run: int) -> No
         assert at_start or at_end or run.length >= min_run
         old_at, new_at = run.old_stop, run.new_stop
     assert rebuilt(alignment, old, new) == new.tolist()
+    used_old, used_new = np.zeros(len(old), dtype=int), np.zeros(len(new), dtype=int)
+    for block in (*alignment.runs, *alignment.moves):
+        used_old[block.old_start : block.old_stop] += 1
+        used_new[block.new_start : block.new_stop] += 1
+        assert len(old[block.old_start : block.old_stop]) == block.length
+    assert used_old.max(initial=0) <= 1 and used_new.max(initial=0) <= 1
+    assert all(move.length >= MIN_MOVE for move in alignment.moves)
+    everywhere = alignment.position_map(moves=True)
+    assert int((everywhere >= 0).sum()) == alignment.aligned_tokens + alignment.moved_tokens
+    assert np.array_equal(old[everywhere[everywhere >= 0]], new[everywhere >= 0])
     positions = alignment.position_map()
     assert positions.dtype == np.int64 and positions.shape == (len(new),)
     kept = positions >= 0

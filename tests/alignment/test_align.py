@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,8 @@ def test_check_notices_every_kind_of_wrong_alignment() -> None:
         _with_runs(good, Run(0, 0, 0), second),
         _with_runs(good, second, first),
         _with_runs(good, first, first, second),
+        replace(good, moves=(Run(40, 40, 1),)),
+        replace(good, moves=(Run(0, 0, 1),)),
     ]
     for alignment in wrong:
         with pytest.raises(InputError, match="align the sequences that are in use again"):

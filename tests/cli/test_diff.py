@@ -13,9 +13,10 @@ import pytest
 
 from patchkv_agents.alignment import Alignment, Run, align
 from patchkv_agents.alignment.result import hunks_between
-from patchkv_agents.cli.diff import message_rows
+from patchkv_agents.cli.diff_view import message_rows
 from patchkv_agents.cli.main import main
-from patchkv_agents.context import infer_edits, load_conversation, render
+from patchkv_agents.context import load_conversation, render
+from patchkv_agents.context.matching import match_messages
 
 CASES = [
     "01-stale-departure-board",
@@ -99,9 +100,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 def alignment_of(result: dict[str, Any]) -> Alignment:
     """The alignment that a JSON document states, gaps recomputed from its runs."""
-    runs = tuple(Run(*row) for row in result["runs"])
+    runs, moves = (tuple(Run(*row) for row in result[key]) for key in ("runs", "moves"))
     sizes = result["tokens_old"], result["tokens_new"]
-    return Alignment(*sizes, runs, hunks_between(runs, *sizes))
+    return Alignment(*sizes, runs, hunks_between(runs, *sizes), moves)
 
 
 def assert_consistent(result: dict[str, Any], tokenizer: Any, old: str, new: str) -> Alignment:
@@ -111,6 +112,7 @@ def assert_consistent(result: dict[str, Any], tokenizer: Any, old: str, new: str
         "tokens_new",
         "prefix",
         "runs",
+        "moves",
         "hunks",
         "recoverable_tokens",
         "edits",
@@ -131,8 +133,9 @@ def assert_consistent(result: dict[str, Any], tokenizer: Any, old: str, new: str
         for hunk in alignment.hunks
     ]
     for edit in result["edits"]:
-        assert list(edit) == ["kind", "old_index", "new_index"]
+        assert list(edit) == ["kind", "old_index", "new_index", "declared", "partial"]
         assert isinstance(edit["kind"], str)
+        assert edit["declared"] is False and isinstance(edit["partial"], bool)
         assert all(type(edit[key]) in (int, type(None)) for key in ("old_index", "new_index"))
     return alignment
 
@@ -142,7 +145,15 @@ def test_json_of_a_replaced_tool_result(
 ) -> None:
     result = run_json(capsys, *edited)
     assert_consistent(result, smollm2_tokenizer, *edited)
-    assert result["edits"] == [{"kind": "replace_tool_result", "old_index": 3, "new_index": 3}]
+    assert result["edits"] == [
+        {
+            "kind": "replace_tool_result",
+            "old_index": 3,
+            "new_index": 3,
+            "declared": False,
+            "partial": False,
+        }
+    ]
     assert result["verified"] is True
     assert len(result["hunks"]) == 1
     assert result["recoverable_tokens"] > 150  # messages 4 and 5, and the generation prompt
@@ -177,8 +188,8 @@ def test_rows_of_new_gone_and_changed_messages(tmp_path: Path, smollm2_tokenizer
     new = load_conversation(write(tmp_path, "b.json", {"messages": new_messages}))
     rendered = [render(v.messages, smollm2_tokenizer, tools=v.tools) for v in (old, new)]
     alignment = align(rendered[0].token_ids, rendered[1].token_ids)
-    edits = infer_edits(old, new)
-    rows = message_rows(old, new, rendered[0], rendered[1], alignment, edits)
+    matching = match_messages(old.messages, new.messages)
+    rows = message_rows(old.messages, new.messages, rendered[0], rendered[1], alignment, matching)
     shown = [(row.state, row.old, row.new) for row in rows]
     assert shown == [
         ("unchanged", (0,), 0),
@@ -192,8 +203,9 @@ def test_rows_of_new_gone_and_changed_messages(tmp_path: Path, smollm2_tokenizer
     ]
     assert sum(row.tokens_old or 0 for row in rows) == alignment.tokens_old
     assert sum(row.tokens_new or 0 for row in rows) == alignment.tokens_new
-    assert sum(row.aligned for row in rows) == alignment.aligned_tokens
-    assert all(row.aligned == row.tokens_new for row in rows[:3])
+    assert sum(row.kept for row in rows) == alignment.aligned_tokens
+    assert sum(row.moved for row in rows) == alignment.moved_tokens == 0
+    assert all(row.kept == row.tokens_new for row in rows[:3])
 
 
 def test_identical_contexts(
@@ -210,11 +222,11 @@ def test_identical_contexts(
 
 def test_contents_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Markup, terminal escapes and wide characters in a tool result must not reach the terminal."""
-    nasty = "[bold red]x[/] [/] \x1b[31m\x07 <|im_end|> 日本語 " + FILLER
+    nasty = "[bold red]x[/] [/] :smile: \x1b[31m\x07 \u202e <|im_end|> 日本語 " + FILLER
     old = write(tmp_path, "old.json", messages("plain"))
     new = write(tmp_path, "new.json", messages(nasty))
     out, _ = run_ok(capsys, old, new)
-    assert "\x1b" not in out and "\x07" not in out
+    assert not {"\x1b", "\x07", "\u202e"} & set(out)
     assert "[bold" in out
 
 
@@ -251,18 +263,126 @@ def test_changed_tool_list_is_an_edit_without_messages(
     new = write(tmp_path, "new.json", {"messages": messages("x"), "tools": tools[::-1]})
     result = run_json(capsys, old, new)
     assert_consistent(result, smollm2_tokenizer, old, new)
-    assert result["edits"] == [{"kind": "reorder", "old_index": None, "new_index": None}]
+    edit = {"kind": "reorder", "old_index": None, "new_index": None}
+    assert result["edits"] == [{**edit, "declared": False, "partial": False}]
     assert result["recoverable_tokens"] > 0.7 * result["tokens_new"]
     assert "reorder: tools" in run_ok(capsys, old, new)[0]
 
 
 def test_as_a_process_stdout_is_one_document(edited: tuple[str, str]) -> None:
-    command = [sys.executable, "-m", "patchkv_agents.cli.main", "diff", *edited, "--json"]
+    """And torch, which takes seconds to load, is not needed for it."""
+    code = (
+        "import sys\n"
+        "from patchkv_agents.cli.main import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "finally:\n"
+        "    print('torch' in sys.modules, file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", code, "diff", *edited, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     assert json.loads(done.stdout)["edits"][0]["kind"] == "replace_tool_result"
-    assert "Traceback" not in done.stderr
+    assert done.stderr == "False\n"
+
+
+def test_moved_text_is_shown_as_moved(
+    tmp_path: Path, smollm2_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block that leaves one message and ends another one, and a whole message that moves."""
+    note = "\n\nRules: " + " ".join(f"rule {i} forbids crate {7 * i}," for i in range(12))
+    before = messages("The 10:05 leaves from track 3.")
+    after = [*messages("The 10:05 leaves from track 3."), {"role": "assistant", "content": "3."}]
+    before[1]["content"] += note
+    after.append({"role": "user", "content": "Thanks." + note})
+    old, new = write(tmp_path, "old.json", before), write(tmp_path, "new.json", after)
+    result = run_json(capsys, old, new)
+    alignment = assert_consistent(result, smollm2_tokenizer, old, new)
+    assert alignment.moved_tokens > 60
+    assert {"kind": "move", "old_index": 1, "new_index": 7, "declared": False, "partial": True} in (
+        result["edits"]
+    )
+    out, _ = run_ok(capsys, old, new)
+    assert (
+        f"{alignment.moves[0].length} tokens of these stood elsewhere: message 1 -> message 7"
+        in out
+    )
+    row = next(line.split() for line in out.splitlines() if line.split()[:2] == ["7", "user"])
+    assert row[2] == "new" and row[5] == str(alignment.moved_tokens)
+
+    before = messages("The 10:05 leaves from track 3.")
+    order = [0, 4, 1, 2, 3, 5]
+    old = write(tmp_path, "old.json", before)
+    new = write(tmp_path, "new.json", [before[i] for i in order])
+    result = run_json(capsys, old, new)
+    assert [edit["kind"] for edit in result["edits"]] == ["move"]
+    assert " moved " in run_ok(capsys, old, new)[0]
+
+
+def test_narrow_terminals_get_lines(
+    edited: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out, _ = run_ok(capsys, *edited)
+    assert "3 > 3 tool changed: " in out
+    assert "4 > 4 assistant unchanged: " in out
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colours_follow_the_environment(
+    no_color: bool,
+    edited: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out, _ = run_ok(capsys, *edited)
+    assert ("\x1b[33m" in out) is not no_color  # yellow, for the changed message
+
+
+def test_messages_that_the_template_refuses_are_named_by_their_file(
+    tmp_path: Path,
+    smollm2_tokenizer: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error told of an image in message 1, and not in which of the two files."""
+    image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    old = write(tmp_path, "old.json", messages("x"))
+    new = write(tmp_path, "new.json", [{"role": "user", "content": image}])
+    for pair in ((old, new), (new, old)):
+        with pytest.raises(SystemExit) as stopped:
+            main(["diff", *pair])
+        captured = capsys.readouterr()
+        assert stopped.value.code == 2 and captured.out == ""
+        assert captured.err.startswith(f"patchkv: {new}: ") and captured.err.count("\n") == 1
+
+
+def test_hosted_model_counts_are_marked_as_estimates(
+    edited: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a vocabulary the counts are no one's tokens, and everything says so."""
+    monkeypatch.setattr("tiktoken.get_encoding", no_network)
+    result = run_json(capsys, *edited, "--model", "gpt-4o")
+    assert result["estimate"] is True and result["verified"] is False
+    assert "o200k_base cannot be loaded (ConnectionError" in result["counting"]
+    assert result["edits"][0]["kind"] == "replace_tool_result"
+    assert result["recoverable_tokens"] > 100
+    alignment = alignment_of(result)
+    assert len(alignment.hunks) == 1
+    out, err = run_ok(capsys, *edited, "--model", "gpt-4o")
+    assert f"Tokens: about {result['tokens_old']:,} old, about {result['tokens_new']:,} new." in out
+    assert "are the same as before" in out and "can be recovered" not in out
+    assert "All token counts are estimates" in out and err == ""
+
+
+def no_network(name: str) -> Any:
+    raise ConnectionError("no route to host")
 
 
 @pytest.mark.parametrize("case", CASES)

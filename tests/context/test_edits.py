@@ -1,279 +1,214 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from patchkv_agents.context import (
-    Conversation,
-    Edit,
-    EditKind,
-    infer_edits,
-    parse_messages,
-    parse_tools,
-)
-from patchkv_agents.context.comparison import common_ends, text_similarity
-from patchkv_agents.context.matching import match_messages
+from patchkv_agents.context import Edit, EditKind, FrozenJson, Message, infer_edits, parse_messages
+from patchkv_agents.context.codec import decode_edit, encode_edit
+from patchkv_agents.context.declarations import completed, located, reconcile
+from patchkv_agents.errors import ContextError
 
-from .samples import agent_messages, message_lists, texts
+from .samples import agent_messages
 
-LONG = "The quick brown fox jumps over the lazy dog near the old mill by the river. "
+OLD = parse_messages(agent_messages())
 
 
-def edits_of(old: list[dict], new: list[dict]) -> list[tuple]:
-    found = infer_edits(parse_messages(old), parse_messages(new))
-    return [(edit.kind.value, edit.old_indices, edit.new_indices, edit.partial) for edit in found]
+def changed(**contents: str) -> tuple[Message, ...]:
+    """The sample with other contents, by message id."""
+    return tuple(replace(m, content=contents.get(str(m.id), m.content)) for m in OLD)
 
 
-def changed(index: int, **fields: Any) -> list[dict]:
-    messages = agent_messages()
-    messages[index] |= fields
-    return messages
+def reconciled(said: Sequence[Edit], new: Sequence[Message]) -> list[Edit]:
+    return reconcile([located(edit, OLD, new) for edit in said], infer_edits(OLD, new))
 
 
-def test_equal_lists_have_no_edits_whatever_the_ids() -> None:
-    other = agent_messages()
-    for message in other:
-        message["id"] = "new-" + message["id"]
-    assert edits_of(agent_messages(), other) == []
-
-
-CALL = {"id": "c1", "name": "board"}
-
-
-@pytest.mark.parametrize(
-    ("new", "expected"),
-    [
-        (changed(3, content="none"), ("replace_tool_result", 3, False)),
-        (changed(5, content="Track 5 is behind the kiosk."), ("replace_tool_result", 5, True)),
-        (changed(5, content="Track 4 is behind kiosk."), ("delete", 5, True)),
-        (changed(3, content='{"track":4}\n'), ("reserialize", 3, False)),
-        (changed(3, content=[{"type": "text", "text": '{"track": 4}'}]), ("reserialize", 3, False)),
-        (changed(0, content="You look things up. It is 9:41."), ("rewrite_system", 0, True)),
-        (changed(2, reasoning=None), ("drop_reasoning", 2, True)),
-        (changed(2, reasoning="Ask the board."), ("other", 2, True)),
-        (
-            changed(2, tool_calls=[CALL | {"args": {"at": [9, 40], "stop": "Quay"}}]),
-            ("reserialize", 2, False),
-        ),
-        (
-            changed(2, tool_calls=[CALL | {"args": '{"stop":"Quay","at":[9,40.0]}'}]),
-            ("reserialize", 2, False),
-        ),
-        (
-            changed(2, tool_calls=[CALL | {"args": {"stop": "Quay", "at": [40, 9]}}]),
-            ("other", 2, True),
-        ),
-        (changed(6, content="Track 4, behind the red kiosk."), ("insert", 6, True)),
-        (changed(6, content="I cannot say."), ("other", 6, False)),
-        (changed(7, content="Thanks!  And the 10:10?\n"), ("reserialize", 7, False)),
-        (changed(7, content="Thanks! And the 11:10?"), ("other", 7, True)),
-    ],
-)
-def test_kinds_of_changes_in_place(new: list[dict], expected: tuple[str, int, bool]) -> None:
-    kind, index, partial = expected
-    assert edits_of(agent_messages(), new) == [(kind, (index,), (index,), partial)]
-
-
-def test_inline_reasoning_that_goes_is_dropped_reasoning() -> None:
-    old = [{"role": "assistant", "content": "<think>\nhm\n</think>\n\nFine."}]
-    new = [{"role": "assistant", "content": "Fine."}]
-    assert edits_of(old, new) == [("drop_reasoning", (0,), (0,), True)]
-
-
-def test_unicode_form_is_a_matter_of_bytes() -> None:
-    old, new = [{"role": "tool", "content": "Ka\u0308se"}], [{"role": "tool", "content": "Käse"}]
-    assert edits_of(old, new) == [("reserialize", (0,), (0,), False)]
-
-
-def test_true_and_one_are_different_values() -> None:
-    old = [{"role": "tool", "content": '{"ok": 1}'}]
-    new = [{"role": "tool", "content": '{"ok": true}'}]
-    assert edits_of(old, new)[0][0] == "replace_tool_result"
-
-
-def test_append_insert_delete() -> None:
-    base, extra = agent_messages(), {"role": "user", "content": "Hello?"}
-    assert edits_of(base, [*base, extra]) == [("append", (), (8,), False)]
-    assert edits_of(base, [*base[:4], extra, *base[4:]]) == [("insert", (), (4,), False)]
-    assert edits_of(base, base[:5] + base[7:]) == [
-        ("delete", (5,), (), False),
-        ("delete", (6,), (), False),
-    ]
-    assert edits_of([], base[:1]) == [("append", (), (0,), False)]
-    assert edits_of(base[:1], []) == [("delete", (0,), (), False)]
-
-
-def test_repeated_message_deleted_once() -> None:
-    same = {"role": "user", "content": "Go on."}
-    assert edits_of([same, same, same], [same, same]) == [("delete", (2,), (), False)]
-
-
-def test_moved_message() -> None:
-    base = agent_messages()
-    assert edits_of(base, [*base[:1], *base[2:], base[1]]) == [("move", (1,), (7,), False)]
-
-
-def test_summary_replaces_several_messages() -> None:
-    base = agent_messages()
-    summary = {"role": "user", "content": "So far: the board and the map were asked."}
-    answer = {"role": "assistant", "content": "Understood."}
-    assert edits_of(base, [*base[:2], summary, *base[6:]]) == [
-        ("summarize", (2, 3, 4, 5), (2,), False)
-    ]
-    assert edits_of(base, [*base[:2], summary, answer, *base[6:]]) == [
-        ("summarize", (2, 3, 4, 5), (2, 3), False)
-    ]
-
-
-def test_running_summary_takes_in_the_messages_behind_it() -> None:
-    start = {"role": "user", "content": "Summary: " + LONG}
-    longer = {"role": "user", "content": "Summary: " + LONG + "Then the board was asked."}
-    rest = agent_messages()[1:]
-    new = [longer | {"content": longer["content"].replace("quick", "slow")}, *rest[3:]]
-    assert edits_of([start, *rest], new) == [
-        ("summarize", (0,), (0,), True),
-        ("delete", (1,), (), False),
-        ("delete", (2,), (), False),
-        ("delete", (3,), (), False),
-    ]
-
-
-def test_edited_turn_that_starts_the_rest_anew_is_no_summary() -> None:
-    base = agent_messages()
-    base[6]["content"] = LONG
-    new = [*base[:6], {"role": "assistant", "content": LONG.replace("fox", "cat")}]
-    assert edits_of(base, new) == [("other", (6,), (6,), True), ("delete", (7,), (), False)]
-
-
-def test_results_are_paired_by_call_id_not_by_place() -> None:
-    """Two results change and a new one comes between: order alone pairs the wrong ones."""
-    old = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"{i}"} for i in (1, 2)]
-    new = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"[{i}]"} for i in (1, 3, 2)]
-    assert edits_of(old, new) == [
-        ("replace_tool_result", (0,), (0,), False),
-        ("insert", (), (1,), False),
-        ("replace_tool_result", (1,), (2,), False),
-    ]
-
-
-def test_message_ids_do_not_pair_messages() -> None:
-    """Programs that number messages give a summary the id of the first message it replaces."""
-    old = [{"role": "user", "content": LONG + str(i), "id": f"m{i}"} for i in range(4)]
-    new = [
-        {"role": "user", "content": "They talked about a dog.", "id": "m0"},
-        old[3] | {"id": "m1"},
-    ]
-    assert edits_of(old, new) == [("summarize", (0, 1, 2), (0,), False)]
-
-
-def tool(name: str, **fields: Any) -> dict:
-    return {"type": "function", "function": {"name": name, **fields}}
-
-
-@pytest.mark.parametrize(
-    ("new", "kind"),
-    [
-        ([tool("b"), tool("a", x=1, y=2)], "reorder"),
-        ([tool("a", y=2, x=1), tool("b")], "reserialize"),
-        ([tool("a", x=1, y=2)], "other"),
-    ],
-)
-def test_tool_lists(new: list[dict], kind: str) -> None:
-    messages = parse_messages(agent_messages())
-    before = Conversation(messages, parse_tools([tool("a", x=1, y=2), tool("b")]))
-    (edit,) = infer_edits(before, Conversation(messages, parse_tools(new)))
-    assert (edit.kind.value, edit.scope) == (kind, "tools")
-    assert (edit.old_indices, edit.new_indices) == ((), ())
-    assert edit.before_hash != edit.after_hash
-
-
-def test_records() -> None:
-    old, new = parse_messages(agent_messages()), parse_messages(changed(3, content="none"))
-    first, again = infer_edits(old, new)[0], infer_edits(old, new)[0]
-    assert (first.before_hash, first.after_hash) == (old[3].content_hash, new[3].content_hash)
-    assert not first.declared and not first.forget
-    assert first.id < again.id and first.idempotency_key == again.idempotency_key
-    other = infer_edits(old, parse_messages(changed(3, content="nil")))[0]
-    assert other.idempotency_key != first.idempotency_key
-    assert (first.old_index, first.new_index) == (3, 3)
+def test_inferred_records() -> None:
+    new = changed(m3="none")
+    first, again = infer_edits(OLD, new)[0], infer_edits(OLD, new)[0]
+    assert (first.before_hash, first.after_hash) == (OLD[3].content_hash, new[3].content_hash)
+    assert not first.declared and not first.forget and first.where == "state"
+    assert first.id < again.id and (first.old_index, first.new_index) == (3, 3)
     assert Edit.declare(EditKind.INSERT, new=[2]).old_index is None
 
 
-@given(message_lists, message_lists)
-def test_every_message_is_accounted_for(old_list: list[dict], new_list: list[dict]) -> None:
-    old, new = parse_messages(old_list), parse_messages(new_list)
-    matching = match_messages(old, new)
-    olds = [i for pairs in (matching.kept, matching.edited, matching.moved) for i, _ in pairs]
-    news = [j for pairs in (matching.kept, matching.edited, matching.moved) for _, j in pairs]
-    olds += [i for a, _ in matching.summarized for i in a] + matching.removed
-    news += [j for _, b in matching.summarized for j in b] + matching.added
-    assert sorted(olds) == list(range(len(old)))
-    assert sorted(news) == list(range(len(new)))
-    assert all(old[i].content_hash == new[j].content_hash for i, j in matching.kept)
-    edits = infer_edits(old, new)
-    named = {j for edit in edits for j in edit.new_indices}
-    assert named == set(range(len(new))) - {j for _, j in matching.kept}
+def test_completed_records_name_ids_and_calls() -> None:
+    new = changed(m3="none")
+    (found,) = infer_edits(OLD, new)
+    full = completed(found, None, OLD, new)
+    assert (full.message_ids, full.tool_call_ids) == (("m3",), ("c1",))
+    assert (full.before_hash, full.after_hash) == (found.before_hash, found.after_hash)
+    (gone,) = infer_edits(OLD, OLD[:7])
+    full = completed(gone, None, OLD, OLD[:7])
+    assert (full.message_ids, full.tool_call_ids, full.after_hash) == (("m7",), (), None)
 
 
-@given(message_lists, st.data())
-def test_one_change_gives_one_edit(messages: list[dict], data: st.DataObject) -> None:
-    parsed = parse_messages(messages)
-    place = data.draw(st.integers(0, len(parsed)))
-    marker = parse_messages([{"role": "user", "content": "a text that is nowhere else"}])
-    (edit,) = infer_edits(parsed, parsed[:place] + marker + parsed[place:])
-    # Among equal neighbours any place is right.
-    assert edit.kind in (EditKind.INSERT, EditKind.APPEND)
-    assert edit.new_indices == (place,)
-    (edit,) = infer_edits(parsed[:place] + marker + parsed[place:], parsed)
-    assert (edit.kind, edit.old_indices) == (EditKind.DELETE, (place,))
+def key(old: Sequence[Message], new: Sequence[Message]) -> str:
+    (edit,) = infer_edits(old, new)
+    return completed(edit, None, old, new).idempotency_key
 
 
-@given(texts, texts, texts)
-def test_common_ends(prefix: str, middle: str, suffix: str) -> None:
-    a, b = prefix + suffix, prefix + middle + suffix
-    start, stop = common_ends(a, b)
-    assert start >= len(prefix) and start + stop == len(a)
-    assert a[:start] == b[:start] and a[len(a) - stop :] == b[len(b) - stop :]
-    assert 0 <= text_similarity(a, b) <= 1 and text_similarity(a, a) == 1
+def test_idempotency_keys_follow_the_content_not_the_place() -> None:
+    new = changed(m3="none")
+    added = parse_messages([{"role": "user", "content": "before all others"}])
+    assert key(OLD, new) == key((*added, *OLD), (*added, *new))
+    assert key(OLD, new) != key(OLD, changed(m3="nil"))
+    assert key(OLD, new) != key(OLD, changed(m5="none"))
+    # With ids, from what the message was changed does not count: a middleware that clears results
+    # anew for each call finds them cleared already.
+    assert key(OLD, new) == key(changed(m3="other"), new)
 
 
-# Kinds that cannot be told apart without a declaration, and what inference answers.
-CLASSES = {
-    "replace_tool_result": {"replace_tool_result", "refresh_evidence", "revise_plan", "redact"},
-    "other": {"other", "redact", "revise_plan", "refresh_evidence", "reserialize", "delete"},
-}
-CASES = "01 03 04 06 08 09 10 12 14 15 18 20 21 22 25 26 30 31 32".split()
+def test_idempotency_keys_without_ids() -> None:
+    plain = [{"role": "user", "content": text} for text in ("one", "two", "three")]
+    old = parse_messages(plain)
+    new = parse_messages([plain[0], {"role": "user", "content": "2"}, plain[2]])
+    other = parse_messages([plain[0], plain[1], {"role": "user", "content": "2"}])
+    assert key(old, new) == key(old[1:], new[1:])
+    assert key(old, new) != key(old, other)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_shared_cases(shared_dir: Path, case: str) -> None:
-    """Affected messages are found in all cases; kinds up to what can be observed."""
-    (path,) = (shared_dir / "edits").glob(f"{case}-*.json")
-    document = json.loads(path.read_text("utf-8"))
-    versions = [document["old"], document["new"], *filter(None, [document.get("next")])]
-    for step, (old, new) in enumerate(zip(versions, versions[1:], strict=False)):
-        suffix = "_next" if step else ""
-        before = Conversation(parse_messages(old), parse_tools(document["tools"]))
-        tools = document.get("tools_new", document["tools"])
-        after = Conversation(parse_messages(new), parse_tools(tools))
-        edits = infer_edits(before, after)
-        expected = document["edits" + suffix]
-        kept = document["unchanged" + suffix]
-        assert {i for e in edits for i in e.old_indices} == set(range(len(old))) - {
-            i for i, _ in kept
-        }
-        assert {j for e in edits for j in e.new_indices} == set(range(len(new))) - {
-            j for _, j in kept
-        }
-        for said in expected:
-            if (case, said["kind"]) == ("12", "move"):
-                continue  # a block inside a message moves, which message edits do not show
-            places = said["message_index_old"], said["message_index_new"]
-            (found,) = (e for e in edits if (e.old_index, e.new_index) == places)
-            kind = found.kind.value
-            assert said["kind"] in CLASSES.get(kind, {kind}), (said, kind)
+def test_an_idempotency_key_may_be_given() -> None:
+    said = Edit.declare(EditKind.OTHER, old=[3], idempotency_key="run-7")
+    assert said.idempotency_key == "run-7"
+    (edit,) = reconciled([said], changed(m3="none"))
+    assert edit.idempotency_key == "run-7"
+
+
+def test_a_record_survives_json() -> None:
+    said = Edit.declare(
+        EditKind.REDACT,
+        old=[1, 2],
+        tool_call_ids=["c1"],
+        where="request",
+        forget=True,
+        metadata={"reason": "é", "n": 1.0},
+    )
+    assert decode_edit(encode_edit(said)) == said
+    assert said.metadata.load() == {"reason": "é", "n": 1.0}
+    with pytest.raises(ContextError, match="metadata.x: set is not JSON"):
+        Edit.declare(EditKind.OTHER, metadata={"x": {1}})
+
+
+@pytest.mark.parametrize("names", [{"message_ids": ["m3"]}, {"tool_call_ids": ["c1"]}])
+def test_declarations_by_id(names: dict[str, list[str]]) -> None:
+    said = Edit.declare(EditKind.REFRESH_EVIDENCE, author="map", **names)
+    (edit,) = reconciled([said], changed(m3="none"))
+    assert edit.kind is EditKind.REFRESH_EVIDENCE and edit.author == "map"
+    assert edit.declared and not edit.corrected
+    assert (edit.old_indices, edit.new_indices) == ((3,), (3,))
+
+
+def test_declarations_of_what_is_not_there_are_errors() -> None:
+    new = changed(m3="none")
+    with pytest.raises(ContextError, match=r"names old message 8, but the old version has 8"):
+        located(Edit.declare(EditKind.DELETE, old=[8]), OLD, new)
+    with pytest.raises(ContextError, match=r"names new message -1"):
+        located(Edit.declare(EditKind.INSERT, new=[-1]), OLD, new)
+    with pytest.raises(ContextError, match=r"'c9', but no message of the old or the new version"):
+        located(Edit.declare(EditKind.OTHER, tool_call_ids=["c9"]), OLD, new)
+    twice = tuple(replace(m, tool_call_id=m.tool_call_id and "call_0") for m in OLD)
+    with pytest.raises(ContextError, match=r"'call_0', which messages 3, 5 have; declare it by"):
+        located(Edit.declare(EditKind.OTHER, tool_call_ids=["call_0"]), twice, twice)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "problem"),
+    [
+        ("nonsense", {}, "no kind 'nonsense' of edits; use one of replace_tool_result, "),
+        ("other", {"scope": "all"}, "scope is 'all', not one of"),
+        ("other", {"where": "here"}, "where is 'here', not one of"),
+        ("other", {"old": 3}, "a list of indices, not by 3"),
+        ("other", {"new": ["c1"]}, "a list of indices"),
+        ("other", {"old": [True]}, "a list of indices"),
+        ("other", {"message_ids": "m3"}, "a list of ids, not by 'm3'"),
+        ("other", {"tool_call_ids": [1]}, "a list of ids"),
+        ("other", {"author": 7}, "must be text, not 7"),
+        ("other", {"author": "\ud800"}, "lone surrogate"),
+    ],
+)
+def test_declarations_are_checked(kind: str, arguments: dict[str, Any], problem: str) -> None:
+    """A kind that does not exist was stored, and the file could not be read any more."""
+    with pytest.raises(ContextError, match=problem):
+        Edit.declare(kind, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_kind_may_be_given_by_its_name() -> None:
+    assert Edit.declare("redact").kind is EditKind.REDACT  # type: ignore[arg-type]
+
+
+def test_a_side_that_is_left_out_is_filled_in() -> None:
+    for side in ({"old": [3]}, {"new": [3]}):
+        (edit,) = reconciled([Edit.declare(EditKind.OTHER, **side)], changed(m3="none"))
+        assert (edit.old_indices, edit.new_indices) == ((3,), (3,))
+        assert edit.declared and not edit.corrected
+
+
+def test_several_found_edits_that_are_one_declaration_become_one() -> None:
+    """A summary may look like deletions beside an edited message."""
+    summary = Message("assistant", "Track 4, behind the kiosk, and so on.")
+    new = (*OLD[:2], summary, OLD[7])
+    assert len(infer_edits(OLD, new)) > 1
+    (edit,) = reconciled([Edit.declare(EditKind.SUMMARIZE, old=range(2, 7), new=[2])], new)
+    assert edit.kind is EditKind.SUMMARIZE and not edit.corrected
+    assert (edit.old_indices, edit.new_indices) == ((2, 3, 4, 5, 6), (2,))
+    (edit,) = reconciled([Edit.declare(EditKind.DELETE, old=[3, 5])], OLD[:3] + OLD[4:5] + OLD[6:])
+    assert (edit.kind, edit.old_indices, edit.corrected) == (EditKind.DELETE, (3, 5), False)
+
+
+def test_a_kind_that_can_be_seen_to_be_wrong_is_corrected() -> None:
+    for kind in (EditKind.APPEND, EditKind.MOVE, EditKind.REWRITE_SYSTEM):
+        (edit,) = reconciled([Edit.declare(kind, old=[3], new=[3])], changed(m3="none"))
+        assert edit.kind is EditKind.REPLACE_TOOL_RESULT
+        assert edit.declared and edit.corrected
+    # An intent cannot be seen, and a more general name is no error.
+    same_values = changed(m3='{"track":4}')
+    for kind in (EditKind.REVISE_PLAN, EditKind.REPLACE_TOOL_RESULT, EditKind.RESERIALIZE):
+        (edit,) = reconciled([Edit.declare(kind, old=[3], new=[3])], same_values)
+        assert edit.kind is kind and not edit.corrected
+
+
+def test_a_message_that_says_something_else_was_not_deleted() -> None:
+    new = changed(m6="We have no information about trains.")
+    (edit,) = reconciled([Edit.declare(EditKind.DELETE, old=[6])], new)
+    assert (edit.kind, edit.new_indices, edit.corrected) == (EditKind.OTHER, (6,), True)
+    (edit,) = reconciled([Edit.declare(EditKind.DELETE, old=[6], partial=True)], new)
+    assert (edit.kind, edit.corrected) == (EditKind.DELETE, False)
+
+
+def test_a_swap_of_neighbours_may_be_told_either_way() -> None:
+    new = (*OLD[:5], OLD[6], OLD[5], OLD[7])
+    for old_index, new_index in ((5, 6), (6, 5)):
+        said = Edit.declare(EditKind.MOVE, old=[old_index], new=[new_index])
+        (edit,) = reconciled([said], new)
+        assert edit.kind is EditKind.MOVE and edit.declared and not edit.corrected
+
+
+def test_declarations_that_miss_are_marked_not_lost() -> None:
+    said = [
+        Edit.declare(EditKind.REFRESH_EVIDENCE, old=[4, 5], new=[4, 5]),
+        Edit.declare(EditKind.REDACT, old=[1], new=[1], forget=True),
+    ]
+    evidence, redaction = reconciled(said, changed(m5="Track 4 moved."))
+    assert (evidence.old_indices, evidence.corrected) == ((5,), True)
+    assert (redaction.old_indices, redaction.forget, redaction.corrected) == ((), True, True)
+
+
+def test_two_declarations_for_one_message_both_count() -> None:
+    said = [
+        Edit.declare(EditKind.REFRESH_EVIDENCE, old=[5], author="map"),
+        Edit.declare(EditKind.REDACT, new=[5], forget=True, partial=True),
+    ]
+    (edit,) = reconciled(said, changed(m5="Track 4 moved."))
+    assert (edit.kind, edit.author) == (EditKind.REFRESH_EVIDENCE, "map")
+    assert edit.forget and edit.partial and not edit.corrected
+
+
+def test_tools_are_declared_by_scope() -> None:
+    found = Edit("e", EditKind.REORDER, scope="tools", before_hash="a", after_hash="b")
+    said = Edit.declare(EditKind.REORDER, scope="tools", author="me", metadata={"a": 1})
+    (edit,) = reconcile([said], [found])
+    assert (edit.author, edit.before_hash, edit.corrected) == ("me", "a", False)
+    assert edit.metadata == FrozenJson('{"a": 1}')

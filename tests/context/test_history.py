@@ -7,11 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkv_agents.context import ContextHistory, Edit, EditKind, parse_messages
+from patchkv_agents.context import (
+    ContextHistory,
+    Edit,
+    EditKind,
+    MemoryHistoryStore,
+    Message,
+    ThreadKey,
+    parse_messages,
+)
+from patchkv_agents.context.drafts import recognized
 from patchkv_agents.context.frozen import IdSource
-from patchkv_agents.errors import ContextError
+from patchkv_agents.context.lineage import predecessors
+from patchkv_agents.errors import ConflictError, ContextError, HistoryStoreError
 
-from .samples import agent_messages, message_lists, messages
+from .samples import agent_messages, message_lists
 
 
 def committed() -> ContextHistory:
@@ -75,72 +85,6 @@ def test_versions_share_messages_and_cannot_change() -> None:
         first.messages = ()  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("target", [3, "m3", "c1"])
-def test_replace_by_index_id_and_tool_call_id(target: int | str) -> None:
-    history = committed()
-    version = history.replace(target, "fresh", author="board", forget=True)
-    (edit,) = version.edits
-    assert version.messages[3].content == "fresh" and version.messages[3].id == "m3"
-    assert edit.kind is EditKind.REPLACE_TOOL_RESULT
-    assert (edit.old_indices, edit.new_indices) == ((3,), (3,))
-    assert edit.declared and edit.forget and not edit.corrected and edit.author == "board"
-    assert edit.after_hash == version.messages[3].content_hash
-
-
-def test_replace_keeps_tools_and_template_args() -> None:
-    history = ContextHistory()
-    first = history.commit(agent_messages(), tools=[{"name": "f"}], template_args={"a": 1})
-    second = history.replace(3, "fresh")
-    assert (second.tools, second.template_args) == (first.tools, first.template_args)
-
-
-def test_replace_with_the_same_content_makes_no_version() -> None:
-    history = committed()
-    assert history.replace(3, '{"track": 4}') is history.head
-    assert len(history) == 1
-
-
-@pytest.mark.parametrize(
-    ("target", "problem"),
-    [
-        (8, "no message 8; this version has 8, from 0"),
-        (-1, "no message -1"),
-        (True, "by index, id or tool_call_id, not by True"),
-        (1.0, "not by 1.0"),
-        ("c9", "No message has id or tool_call_id 'c9'. There are 'm0', 'm1'.*'c1'"),
-        (0, "Message 0 is a system message, not a tool result"),
-    ],
-)
-def test_replace_says_what_there_is(target: Any, problem: str) -> None:
-    history = committed()
-    with pytest.raises(ContextError, match=problem):
-        history.replace(target, "x")
-    assert len(history) == 1
-
-
-def test_replace_needs_to_know_which() -> None:
-    """Some models begin with call_0 in each turn."""
-    history = ContextHistory()
-    result = {"role": "tool", "tool_call_id": "call_0"}
-    history.commit([result | {"content": "a"}, result | {"content": "b"}])
-    with pytest.raises(ContextError, match="'call_0' names messages 0, 1; pass one of these"):
-        history.replace("call_0", "x")
-    assert history.replace(1, "c").messages[1].content == "c"
-    history.commit([{"role": "user", "content": "a"}])
-    with pytest.raises(ContextError, match="None has one; use an index below 1"):
-        history.replace("a", "x")
-
-
-def test_replace_of_another_kind() -> None:
-    history = committed()
-    version = history.replace(0, "Be brief.", kind=EditKind.REWRITE_SYSTEM)
-    assert version.edits[0].kind is EditKind.REWRITE_SYSTEM
-    with pytest.raises(ContextError, match=r"Message 1 \(user\) needs content"):
-        history.replace(1, None, kind=EditKind.OTHER)
-    with pytest.raises(ContextError, match="Message 3, field 'content': must be text"):
-        history.replace(3, 7)  # type: ignore[arg-type]
-
-
 def test_declared_edits_name_what_changed() -> None:
     history = committed()
     new = agent_messages()
@@ -154,21 +98,8 @@ def test_declared_edits_name_what_changed() -> None:
     assert evidence.kind is EditKind.REFRESH_EVIDENCE and evidence.author == "map"
     assert evidence.declared and not evidence.corrected
     assert evidence.forget  # of two declarations for one message, both count
-    assert evidence.before_hash is not None
+    assert evidence.before_hash is None  # a hash of what is forgotten would give it away
     assert not other.declared and other.author == "node"
-
-
-def test_declared_edits_that_miss_are_corrected_not_lost() -> None:
-    history = committed()
-    new = agent_messages()
-    new[5]["content"] = "Track 4 moved."
-    said = [
-        Edit.declare(EditKind.REFRESH_EVIDENCE, old=[4, 5], new=[4, 5]),
-        Edit.declare(EditKind.REDACT, old=[1], new=[1], forget=True),
-    ]
-    evidence, redaction = history.commit(new, edits=said).edits
-    assert (evidence.old_indices, evidence.corrected) == ((5,), True)
-    assert (redaction.old_indices, redaction.forget, redaction.corrected) == ((), True, True)
 
 
 def test_diff_of_any_two_versions() -> None:
@@ -184,12 +115,22 @@ def test_diff_of_any_two_versions() -> None:
         history.diff("v9", first)
 
 
-def test_copy_goes_its_own_way() -> None:
+def test_a_fork_goes_its_own_way() -> None:
     history = committed()
-    copy = history.copy()
-    version = copy.replace(3, "fresh")
-    assert copy.head is version and version.parents == (history.head.id,)
-    assert len(history) == 1 and version.id not in history
+    fork = history.fork("elsewhere")
+    version = fork.replace(3, "fresh")
+    assert fork.head is version and version.parents == (history.head.id,)
+    assert len(history) == 1 and version.id not in history and len(fork) == 2
+    assert fork.key == ThreadKey("elsewhere") and fork.store is history.store
+    with pytest.raises(HistoryStoreError, match="There is a thread elsewhere already"):
+        history.fork("elsewhere")
+    assert history.fork().key != history.fork().key
+    assert len(ContextHistory().fork()) == 0
+    with pytest.raises(HistoryStoreError, match="There is a thread elsewhere already"):
+        ContextHistory(history.store, thread="new").fork("elsewhere")
+    fork.delete_thread()
+    assert history.get(history.head.id) == history.head
+    assert history.store.threads().count(fork.key) == 0
 
 
 def test_failed_commit_changes_nothing() -> None:
@@ -238,15 +179,316 @@ def test_history_keeps_every_version(snapshots: list[list[dict]]) -> None:
     assert len(objects) == len(values)
 
 
-@given(st.lists(messages, min_size=1, max_size=5), st.data())
-def test_replace_changes_one_message_only(given_messages: list[dict], data: st.DataObject) -> None:
+def contents(history: ContextHistory) -> list[Any]:
+    assert history.head is not None
+    return [message.content for message in history.head.messages]
+
+
+def user(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def test_branches() -> None:
     history = ContextHistory()
-    before = history.commit(given_messages)
-    index = data.draw(st.integers(0, len(given_messages) - 1))
-    after = history.replace(index, "a text that is nowhere else", kind=EditKind.OTHER)
-    assert after.messages[index].content == "a text that is nowhere else"
-    assert after.messages[:index] == before.messages[:index]
-    assert after.messages[index + 1 :] == before.messages[index + 1 :]
-    assert [(e.kind, e.old_indices, e.declared) for e in after.edits] == [
-        (EditKind.OTHER, (index,), True)
+    first = history.commit(user("a"))
+    second = history.commit(user("a", "b"))
+    assert history.branch("try", first.id) is not None
+    assert history.branches() == {"main": second.id, "try": first.id}
+    assert history.head == second and history.branch_name == "main"
+    with pytest.raises(ContextError, match="There is a branch 'try' already"):
+        history.branch("try")
+    with pytest.raises(ContextError, match="A branch needs a name, not ''"):
+        history.branch("")
+    assert history.checkout("try") == first and history.branch_name == "try"
+    third = history.commit(user("a", "c"))
+    assert third.parents == (first.id,)
+    assert history.branches() == {"main": second.id, "try": third.id}
+    assert history.checkout("main") == second
+    assert history.log("try") == (third, first)
+    assert history.version_ids() == (first.id, second.id, third.id)
+
+
+def test_going_on_from_an_older_version_begins_a_branch() -> None:
+    """Time travel: nothing that came after is lost."""
+    history = ContextHistory()
+    first = history.commit(user("a"))
+    second = history.commit(user("a", "b"))
+    history.checkout(first.id)
+    assert history.branch_name is None and history.head == first
+    other = history.commit(user("a", "c"))
+    assert history.branch_name == "main-2" and other.parents == (first.id,)
+    third = history.commit(user("a", "d"), parent=first.id)
+    assert history.branch_name == "main-2-2" and third.parents == (first.id,)
+    assert history.branches() == {"main": second.id, "main-2": other.id, "main-2-2": third.id}
+    # The newest version of a branch goes on with that branch.
+    fourth = history.commit(user("a", "b", "e"), parent=second)
+    assert history.branches()["main"] == fourth.id and history.branch_name == "main"
+    fifth = history.commit(user("a", "f"), parent=first, branch="named")
+    assert history.branch_name == "named" and history.log() == (fifth, first)
+    with pytest.raises(ConflictError, match="is not the newest one of branch 'main'"):
+        history.commit(user("a", "g"), parent=first, branch="main")
+    assert history.head == fifth and len(history) == 6
+    # An operation on an older version begins a branch too.
+    history.checkout(first)
+    sixth = history.insert(1, {"role": "user", "content": "h"})
+    assert sixth.parents == (first.id,) and len(history.branches()) == 5
+
+
+def test_commit_to_another_branch() -> None:
+    history = ContextHistory()
+    first = history.commit(user("a"))
+    side = history.commit(user("a", "b"), branch="side")
+    assert side.parents == (first.id,) and history.branch_name == "side"
+    again = history.commit(user("a", "c"), branch="main")
+    assert again.parents == (first.id,) and history.branch_name == "main"
+    assert history.commit(user("a", "c"), branch="same") == again
+    assert history.branches()["same"] == again.id and len(history) == 3
+
+
+def test_a_merge_has_several_parents() -> None:
+    history = ContextHistory()
+    first = history.commit(user("a"))
+    side = history.commit(user("a", "found this", "and that"), branch="side")
+    merged = history.commit(user("a", "a summary"), branch="main", merged=["side"])
+    assert merged.parents == (first.id, side.id)
+    assert [edit.kind for edit in merged.edits] == [EditKind.APPEND]
+    assert history.log() == (merged, first)
+    assert history.blame(1)[0].version_id == merged.id
+
+
+def test_versions_and_edits_name_their_thread_and_checkpoint() -> None:
+    history = ContextHistory(thread="t", namespace="sub")
+    history.commit(user("a"), checkpoint_id="c1")
+    version = history.commit(user("a", "b"), checkpoint_id="c2")
+    (edit,) = version.edits
+    assert version.checkpoint_id == "c2"
+    assert (edit.thread, edit.namespace, edit.checkpoint_id) == ("t", "sub", "c2")
+
+
+@pytest.mark.parametrize("bad", ["", 3, "\ud800"])
+def test_names_of_threads_are_checked(bad: Any) -> None:
+    with pytest.raises(ContextError, match="thread"):
+        ContextHistory(thread=bad)
+
+
+def test_opening_a_thread_that_is_there() -> None:
+    store = MemoryHistoryStore()
+    first = ContextHistory(store, thread="t").commit(user("a"))
+    history = ContextHistory(store, thread="t")
+    assert history.head == first
+    with pytest.raises(ContextError, match="no version 'side' among 1 .*branches: 'main'"):
+        ContextHistory(store, thread="t", branch="side")
+    assert ContextHistory(store, thread="t", namespace="n").head is None
+
+
+def test_two_writers_on_one_branch() -> None:
+    """Whole lists follow what is newest; operations on one message must have seen it."""
+    store = MemoryHistoryStore()
+    mine = ContextHistory(store, thread="t")
+    mine.commit(user("a", "b"))
+    theirs = ContextHistory(store, thread="t")
+    second = theirs.insert(0, {"role": "user", "content": "new first"})
+    for operation in (
+        lambda: mine.replace(1, "x", kind=EditKind.OTHER),
+        lambda: mine.delete(0),
+        lambda: mine.redact(secrets=["something"]),
+    ):
+        with pytest.raises(
+            ConflictError, match=r"another writer committed to it. Call refresh\(\)"
+        ):
+            operation()
+    assert mine.branches() == {"main": second.id} and len(mine) == 2
+    third = mine.commit(user("a", "b", "c"))
+    assert third.parents == (second.id,)
+    assert [edit.kind for edit in third.edits] == [EditKind.DELETE, EditKind.APPEND]
+    assert theirs.head == second and theirs.refresh() == third
+    assert theirs.delete(0).messages == third.messages[1:]
+
+
+def test_declared_edits_when_another_writer_was_quicker() -> None:
+    """Old indices mean the version that the caller saw, not the one that is newest by now."""
+    store = MemoryHistoryStore()
+    mine = ContextHistory(store, thread="t")
+    mine.commit(agent_messages())
+    theirs = ContextHistory(store, thread="t")
+    theirs.insert(1, {"role": "user", "content": "something else"})
+    new = agent_messages()
+    new[3]["content"] = "none"
+    said = Edit.declare(EditKind.REFRESH_EVIDENCE, old=[3], author="board")
+    edits = mine.commit(new, edits=[said]).edits
+    assert [(e.kind, e.old_indices, e.declared) for e in edits] == [
+        (EditKind.DELETE, (1,), False),
+        (EditKind.REFRESH_EVIDENCE, (4,), True),
     ]
+
+
+def test_a_thread_that_was_deleted_meanwhile() -> None:
+    store = MemoryHistoryStore()
+    history = ContextHistory(store, thread="t")
+    history.commit(user("a"))
+    ContextHistory(store, thread="t").delete_thread()
+    with pytest.raises(ConflictError, match="was deleted by another writer"):
+        history.commit(user("a", "b"))
+    with pytest.raises(ConflictError, match="or is of another thread"):
+        history.commit(user("a"), parent=ContextHistory().commit(user("a")))
+    assert history.refresh() is None and store.threads() == ()
+    assert history.commit(user("a", "b")).parents == ()
+
+
+def test_revert() -> None:
+    history = ContextHistory()
+    first = history.commit(user("a"), tools=[{"name": "f"}], template_args={"x": 1})
+    with pytest.raises(ContextError, match="This is the first version"):
+        history.revert()
+    history.commit(user("a", "b"))
+    back = history.revert(author="me")
+    assert (back.messages, back.tools, back.template_args) == (
+        first.messages,
+        first.tools,
+        first.template_args,
+    )
+    assert [edit.scope for edit in back.edits] == ["template_args", "tools", "messages"]
+    assert back.edits[2].kind is EditKind.DELETE and back.author == "me"
+    assert len(history) == 3 and history.revert(first) is back
+
+
+def test_blame_tells_every_form() -> None:
+    history = ContextHistory()
+    messages = agent_messages()
+    first = history.commit(messages)
+    second = history.replace("c1", '{"track": 5}', author="board")
+    history.insert(0, {"role": "system", "content": "Be brief."})
+    history.move("m3", 1)
+    summary = history.summarize(range(1, 4), "All about track 5.")
+    assert [m.id for m in first.messages][:4] == ["m0", "m1", "m2", "m3"]
+    found = history.blame(1)
+    assert [(form.version_id, form.index) for form in found] == [
+        (summary.id, 1),
+        (second.id, 3),
+        (first.id, 0),
+        (first.id, 1),
+        (first.id, 3),
+    ]
+    assert found[0].edit is not None and found[0].edit.kind is EditKind.SUMMARIZE
+    assert found[1].edit is not None and found[1].edit.author == "board"
+    assert [form.message for form in found[2:]] == [first.messages[i] for i in (0, 1, 3)]
+    assert all(form.edit is None for form in found[2:])
+    assert [form.version_id for form in history.blame("m4")] == [first.id]
+    assert history.blame("m3", second.id) == history.blame(3, second)
+    with pytest.raises(ContextError, match="No message has id or tool_call_id 'c9'"):
+        history.blame("c9")
+
+
+def test_show() -> None:
+    history = committed()
+    assert history.show() == history.show("main") == history.show(history.head.id) == history.head
+    with pytest.raises(ContextError, match="history is empty"):
+        ContextHistory().show()
+
+
+def clear(messages: list[dict], index: int) -> Edit:
+    """As a middleware that clears old results in each request, and says so each time."""
+    messages[index] = messages[index] | {"content": "[cleared]"}
+    return Edit.declare(
+        EditKind.DELETE,
+        tool_call_ids=[messages[index]["tool_call_id"]],
+        where="request",
+        author="clear",
+    )
+
+
+def test_an_edit_of_each_request_is_recorded_once() -> None:
+    history = ContextHistory()
+    history.commit(agent_messages())
+    state = agent_messages()
+    for turn in range(5):
+        state.append({"role": "user", "content": f"turn {turn}", "id": f"n{turn}"})
+        request = [dict(message) for message in state]
+        said = [clear(request, 3)]
+        if turn > 2:
+            said.append(clear(request, 5))
+        history.commit(request, edits=said)
+    recorded = [
+        (edit.tool_call_ids, edit.where, edit.corrected)
+        for version in reversed(history.log())
+        for edit in version.edits
+        if edit.author == "clear"
+    ]
+    assert [calls for calls, _, _ in recorded] == [("c1",), ("c2",)]
+    assert all(where == "request" for _, where, _ in recorded)
+    assert len(history) == 6
+    # On another line of history it is another edit.
+    history.commit([*state, *user("other")], parent=history.log()[-1])
+    request = [dict(message) for message in state]
+    version = history.commit(request, edits=[clear(request, 3)])
+    assert [edit.tool_call_ids for edit in version.edits if edit.declared] == [("c1",)]
+
+
+def test_a_declaration_that_nothing_answers_to_is_kept_once() -> None:
+    history = committed()
+    said = Edit.declare(EditKind.REDACT, message_ids=["m1"], author="policy")
+    messages = [*agent_messages(), *user("more")]
+    version = history.commit(messages, edits=[said])
+    assert [(e.kind, e.corrected, e.message_ids) for e in version.edits] == [
+        (EditKind.APPEND, False, ()),
+        (EditKind.REDACT, True, ("m1",)),
+    ]
+    again = Edit.declare(EditKind.REDACT, message_ids=["m1"], author="policy")
+    version = history.commit([*messages, *user("and more")], edits=[again])
+    assert [e.kind for e in version.edits] == [EditKind.APPEND]
+    assert history.commit([*messages, *user("and more")], edits=[again]) is version
+
+
+def test_messages_made_by_hand_are_checked() -> None:
+    with pytest.raises(ContextError, match="Message 1: lone surrogate"):
+        committed().commit([Message("user", "a"), Message("user", "\ud800")])
+
+
+@pytest.mark.parametrize("name", ["author", "checkpoint_id"])
+def test_other_texts_are_checked(name: str) -> None:
+    history = committed()
+    with pytest.raises(ContextError, match=f"{name}: lone surrogate"):
+        history.commit(user("a"), **{name: "\ud800"})
+    with pytest.raises(ContextError, match="A declared redact edit: lone surrogate"):
+        Edit.declare(EditKind.REDACT, author="\ud800")
+    assert len(history) == 1
+
+
+@settings(max_examples=50)
+@given(message_lists, message_lists)
+def test_every_message_has_its_origin(old: list[dict], new: list[dict]) -> None:
+    history = ContextHistory()
+    parent, child = history.commit(old), history.commit(new)
+    if parent is child:
+        return
+    origins = predecessors(parent, child)
+    assert len(origins) == len(child.messages)
+    named = {j for edit in child.edits for j in edit.new_indices}
+    for j, sources in enumerate(origins):
+        if j not in named:
+            (i,) = sources
+            assert parent.messages[i].content_hash == child.messages[j].content_hash
+
+
+@given(message_lists, message_lists)
+def test_recognized_messages_are_what_parsing_would_make(
+    known: list[dict], given_messages: list[dict]
+) -> None:
+    known_messages = parse_messages(known)
+    mixed = [*given_messages, *known]
+    assert parse_messages(recognized(mixed, known_messages)) == parse_messages(mixed)
+
+
+def test_recognized_messages_are_not_confused_by_equal_looking_values() -> None:
+    known = parse_messages([{"role": "user", "content": "1", "name": "n"}])
+    for message in (
+        {"role": "user", "content": "1", "name": "n", "x": None},
+        {"role": "user", "content": ["1"], "name": "n"},
+        {"role": "user", "content": "1"},
+        {"role": "user", "content": "1", "name": "n", "tool_calls": []},
+    ):
+        assert recognized([message], known) == [message]
+    same = {"role": "user", "content": "1", "name": "n", "id": None}
+    assert recognized([same], known)[0] is known[0]
+    with pytest.raises(ContextError, match="Message 0, field 'role': is missing"):
+        parse_messages(recognized([{"content": "1"}], known))

@@ -91,7 +91,7 @@ def test_unknown_fields_are_kept() -> None:
     message = {
         "role": "assistant",
         "content": "x",
-        "annotations": [{"url": "u"}],
+        "sources": [{"url": "u"}],
         "tool_calls": [
             {
                 "id": "c",
@@ -102,7 +102,7 @@ def test_unknown_fields_are_kept() -> None:
         ],
     }
     (parsed,) = parse_messages([message])
-    assert parsed.extra.load() == {"annotations": [{"url": "u"}]}
+    assert parsed.extra.load() == {"sources": [{"url": "u"}]}
     assert parsed.to_openai() == message
 
 
@@ -119,6 +119,19 @@ def test_text_of_parts_leaves_images_out() -> None:
     ]
     (parsed,) = parse_messages([{"role": "user", "content": content}])
     assert parsed.text == "a\nb"
+
+
+def test_results_without_calls_and_shared_ids_of_calls_are_fine() -> None:
+    """Contexts are cut and cleared, and many models number their calls anew each turn."""
+    call = {"id": "call_0", "name": "f", "args": {}}
+    messages = [
+        {"role": "tool", "tool_call_id": "gone", "content": "4"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    assert [m.to_openai()["role"] for m in parse_messages(messages)] == [
+        message["role"] for message in messages
+    ]
 
 
 def test_tool_call_of() -> None:
@@ -173,6 +186,11 @@ def call(**fields: object) -> list:
             r"field 'content': lone surrogate U\+D800 at character 1",
         ),
         ([USER | {"x": float("nan")}], "Message 0.x: nan is not a JSON number"),
+        (
+            [USER, USER | {"content": [{"type": "image", "at": [1, float("nan")]}]}],
+            r"Message 1, field 'content'\[0\].at\[1\]: nan is not a JSON number",
+        ),
+        ([USER | {"usage": {"cost": float("inf")}}], "Message 0.usage.cost: inf is not"),
         ([USER | {"x": {1: 2}}], "Message 0.x: key 1 must be a string"),
         ([USER | {"x": 10**5000}], "Message 0: .*digits"),
         ([USER | {"x": DEEP}], "Message 0: nested too deeply"),

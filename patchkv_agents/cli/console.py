@@ -1,0 +1,39 @@
+"""What all commands share when they print for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from patchkv_agents.errors import PatchKVError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROW = 76
+"""Columns below which a table would be cut: print lines instead."""
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    """A console that shows text as it is: no highlighting, markup or emoji names in it.
+
+    Colours follow the terminal, `NO_COLOR` and `FORCE_COLOR`.
+    """
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+
+
+@contextmanager
+def naming(place: Any) -> Iterator[None]:
+    """Put the place (a file, a version) in front of the errors raised inside."""
+    try:
+        yield
+    except PatchKVError as error:
+        raise type(error)(f"{place}: {error}") from error
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

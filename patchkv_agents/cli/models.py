@@ -1,0 +1,117 @@
+"""`patchkv models`: which models are supported, and how far."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchkv_agents.cli.console import NARROW, new_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from patchkv_agents.engine.families import Family
+
+OTHERS = """\
+Others are probed when they are loaded: a few random tokens show whether rows can be recomputed one
+run at a time and keys moved. What passes is recovered like the above; where only keys cannot be
+moved (positions that are not rotary, M-RoPE, frequencies that change with the length of the
+context), exact prefix reuse works. Refused are recurrent state, latent attention (MLA), layers that
+share keys and values, chunked or sparse attention, attention sinks, and encoder-decoders."""
+
+
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A local folder, a Transformers model id, or 'smollm2'. Only its configuration "
+            "is read. Without a name: the list of families."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Say which models are supported: recovered, reused exactly, or refused, and why."""
+    from patchkv_agents.engine.families import FAMILIES
+
+    if name is not None:
+        document = model_document(name)
+        typer.echo(json.dumps(document)) if as_json else _print_model(new_console(), document)
+    elif as_json:
+        typer.echo(json.dumps({"families": [family_document(f) for f in FAMILIES.values()]}))
+    else:
+        _print_families(new_console(), list(FAMILIES.values()))
+
+
+def family_document(family: Family) -> dict[str, Any]:
+    """A verified family, for JSON."""
+    from patchkv_agents.engine.verdict import SupportLevel
+
+    return {
+        "model_type": family.model_type,
+        "examples": family.examples,
+        "level": SupportLevel.APPROXIMATE.value,
+        "rope_layout": family.layout.value,
+        "notes": family.notes,
+    }
+
+
+def model_document(name: str) -> dict[str, Any]:
+    """What the configuration of one model says, for JSON.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
+        UnsupportedModelError: Transformers does not know the architecture.
+    """
+    from patchkv_agents.engine.loading import load_config
+    from patchkv_agents.engine.verdict import judge_config
+
+    config = load_config(name)
+    verdict, family = judge_config(config)
+    return {
+        "name": name,
+        "model_type": config.model_type,
+        "family": None if family is None else family.examples,
+        "level": verdict.level.value,
+        "reason": verdict.reason or None,
+        "remedy": verdict.remedy or None,
+        "max_tokens": verdict.max_tokens,
+    }
+
+
+def _print_families(console: Console, families: list[Family]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console.print("Recovered after any edit, exactly or approximately (verified families):")
+    if console.width < NARROW:
+        for family in families:
+            notes = f": {family.notes}" if family.notes else ""
+            console.print(f"  {family.model_type} ({family.examples}){notes}")
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for header in ("model type", "models", "what is special"):
+            table.add_column(header)
+        for family in families:
+            table.add_row(family.model_type, family.examples, family.notes)
+        console.print(table)
+    console.print(" ".join(OTHERS.split()))
+
+
+def _print_model(console: Console, document: dict[str, Any]) -> None:
+    from patchkv_agents.context.excerpts import escaped
+
+    meaning = {
+        "approximate": "recovered after any edit, exactly or approximately",
+        "exact": "exact prefix reuse only",
+        "probed": "not known before it is loaded",
+        "refused": "refused",
+    }[document["level"]]
+    family = f", {document['family']}" if document["family"] else ""
+    console.print(escaped(f"{document['name']} ({document['model_type']}{family}): {meaning}"))
+    for line in (document["reason"], document["remedy"]):
+        if line:
+            console.print(escaped(f"  {line[0].upper()}{line[1:]}."))
