@@ -1,5 +1,27 @@
-"""Kernels of PatchKV Agents: moving stored KV rows into a live cache."""
+"""Kernels of PatchKV Agents: KV rows into stored payloads, and back into a live cache.
 
-from patchkv_kernels.rotary import RopeLayout, rotate_keys
+Each Triton kernel has a torch path beside it; the functions here choose by device.
+"""
 
-__all__ = ["RopeLayout", "rotate_keys"]
+from patchkv_kernels.attention_mass import add_block_mass, add_received_mass
+from patchkv_kernels.errors import PayloadError
+from patchkv_kernels.gather import quantize_gather
+from patchkv_kernels.payload import Payload, PayloadFormat
+from patchkv_kernels.rotary import Rope, RopeLayout, rotate_keys
+from patchkv_kernels.row_moves import RowMoves
+from patchkv_kernels.scatter import dequantize_scatter, scatter_rows
+
+__all__ = [
+    "Payload",
+    "PayloadError",
+    "PayloadFormat",
+    "Rope",
+    "RopeLayout",
+    "RowMoves",
+    "add_block_mass",
+    "add_received_mass",
+    "dequantize_scatter",
+    "quantize_gather",
+    "rotate_keys",
+    "scatter_rows",
+]

@@ -7,8 +7,11 @@ one rotation, on the way from the checkpoint into the cache, and never rotated i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -17,6 +20,61 @@ class RopeLayout(str, Enum):
 
     HALF_SPLIT = "half_split"
     INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Frequencies and layout of a model's rotary embedding.
+
+    Attributes:
+        inv_freq: the model's own float32 frequencies, `[rotary_dim / 2]`; where its layers differ,
+            `[layers, rotary_dim / 2]`, zeros for a layer that does not rotate its keys.
+        layout: which channels form a pair.
+    """
+
+    inv_freq: npt.NDArray[np.float32]
+    layout: RopeLayout
+
+    def runs(self, layers: range) -> list[tuple[range, Rope]]:
+        """Consecutive layers of equal frequencies, and the rope of each such run, of one row."""
+        if self.inv_freq.ndim == 1:
+            return [(layers, self)]
+        part = self.inv_freq[layers.start : layers.stop]
+        starts = [0, *(1 + np.flatnonzero((part[1:] != part[:-1]).any(axis=1))).tolist()]
+        return [
+            (range(layers.start + a, layers.start + b), replace(self, inv_freq=part[a]))
+            for a, b in zip(starts, [*starts[1:], len(part)], strict=True)
+        ]
+
+    def angles(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The angles at which the model writes keys, `[tokens, rotary_dim / 2]`.
+
+        Where layers differ, `[layers, tokens, rotary_dim / 2]`. The product is rounded to float32
+        as the model rounds it: at position 4,000 that rounding is worth 2e-4 radians, which a
+        rotation by the real-valued difference would leave behind.
+        """
+        product = positions.astype(np.float32)[:, None] * self.inv_freq[..., None, :]
+        return product.astype(np.float64)
+
+    def rotation(
+        self,
+        written: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.int64],
+        device: torch.device,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine that take keys from positions `written` to positions `wanted`.
+
+        Args:
+            written, wanted: int64 `[tokens]`.
+
+        Returns:
+            float32 `[tokens, rotary_dim / 2]` each. Any magnitude that the model multiplies its
+            keys with (YaRN) is in the keys already and is not applied again.
+        """
+        angle = self.angles(wanted) - self.angles(written)
+        cos = torch.from_numpy(np.cos(angle).astype(np.float32))
+        sin = torch.from_numpy(np.sin(angle).astype(np.float32))
+        return cos.to(device), sin.to(device)
 
 
 def _pairs(keys: torch.Tensor, rotary_dim: int, layout: RopeLayout) -> tuple[torch.Tensor, ...]:

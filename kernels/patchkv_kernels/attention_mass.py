@@ -1,0 +1,138 @@
+"""Attention mass: how much of the attention of some query rows each token or block received.
+
+The softmax rows are pooled as they are made and never kept: over query rows and heads for the mass
+per token, over blocks of both and heads for the block-to-block map. Both functions add to a sum
+that the caller owns, so that chunks of a prefill, decode steps and layers accumulate. CUDA tensors
+go to the Triton kernels, all others to the torch code here, which is also their reference.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from patchkv_kernels.errors import PayloadError
+
+
+def add_received_mass(
+    mass: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    scaling: float | None = None,
+) -> None:
+    """Add the attention that each token receives from `query`, summed over rows and heads.
+
+    The query rows are the last ones of the keys: row r has position `tokens - rows + r` and sees
+    the keys up to itself. Each adds `heads` to the sum of `mass`.
+
+    Args:
+        mass: float32 `[at least tokens]`; its first `tokens` entries are changed in place.
+        query: `[heads, rows, head_dim]`, rotated, any strides and floating dtype.
+        key: `[kv_heads, tokens, head_dim]`, rotated, any strides; not changed.
+        scaling: factor of the scores; None is `head_dim ** -0.5`.
+
+    Raises:
+        PayloadError: the shapes do not fit together.
+    """
+    check_attention(query, key)
+    if mass.dtype != torch.float32 or mass.ndim != 1 or len(mass) < key.shape[1]:
+        raise PayloadError(f"mass must be float32 with at least {key.shape[1]} entries")
+    if query.is_cuda:
+        from patchkv_kernels.triton_attention_mass import add_received_mass_triton
+
+        return add_received_mass_triton(mass, query, key, scaling=scaling)
+    add_received_mass_torch(mass, query, key, scaling=scaling)
+
+
+def add_block_mass(
+    mass: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    block_size: int,
+    scaling: float | None = None,
+) -> None:
+    """Add the attention that each block of queries gives to each block of keys, over all heads.
+
+    Args:
+        mass: float32 `[query blocks, key blocks]` of the grid that starts at token 0; entry
+            (a, b) gains what the given rows in block a attend to the tokens of block b. Changed
+            in place.
+        query, key, scaling: as for `add_received_mass`.
+        block_size: tokens per block. The kernels take 32 and 64; other sizes run as torch code on
+            any device.
+
+    Raises:
+        PayloadError: the shapes do not fit together.
+    """
+    check_attention(query, key)
+    blocks = -(-key.shape[1] // block_size)
+    if mass.dtype != torch.float32 or mass.ndim != 2 or min(mass.shape) < blocks:
+        raise PayloadError(f"mass must be float32 with at least {blocks} blocks on both sides")
+    if query.is_cuda and block_size in (32, 64):
+        from patchkv_kernels.triton_attention_mass import add_block_mass_triton
+
+        return add_block_mass_triton(mass, query, key, block_size=block_size, scaling=scaling)
+    add_block_mass_torch(mass, query, key, block_size=block_size, scaling=scaling)
+
+
+def check_attention(query: torch.Tensor, key: torch.Tensor) -> None:
+    """Check that `query` can be the last rows of a sequence with the keys `key`.
+
+    Raises:
+        PayloadError: it cannot.
+    """
+    fits = (
+        query.ndim == key.ndim == 3
+        and query.shape[2] == key.shape[2]
+        and query.shape[0] % key.shape[0] == 0
+        and 0 < query.shape[1] <= key.shape[1]
+    )
+    if not fits:
+        raise PayloadError(
+            f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit: give "
+            "[heads, rows, head_dim] and [kv_heads, tokens, head_dim] with the rows at the end"
+        )
+
+
+def add_received_mass_torch(
+    mass: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *, scaling: float | None = None
+) -> None:
+    """`add_received_mass` in torch: one product and one softmax for all heads and rows."""
+    received = _attention(query, key, scaling).sum(dim=(0, 1))
+    mass[: key.shape[1]] += received
+
+
+def add_block_mass_torch(
+    mass: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    block_size: int,
+    scaling: float | None = None,
+) -> None:
+    """`add_block_mass` in torch, one kv head at a time: `[group, rows, tokens]` is held."""
+    rows, tokens = query.shape[1], key.shape[1]
+    first = tokens - rows
+    group = query.shape[0] // key.shape[0]
+    starts = torch.arange(0, tokens, block_size, device=key.device)
+    row_blocks = torch.arange(first, tokens, device=key.device) // block_size
+    for kv_head in range(key.shape[0]):
+        heads = slice(kv_head * group, (kv_head + 1) * group)
+        weights = _attention(query[heads], key[kv_head : kv_head + 1], scaling).sum(dim=0)
+        padding = len(starts) * block_size - tokens
+        pooled = torch.nn.functional.pad(weights, (0, padding)).view(rows, -1, block_size).sum(-1)
+        mass[:, : len(starts)].index_add_(0, row_blocks, pooled)
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    """Softmax rows of the last positions, float32 `[heads, rows, tokens]`; shapes as above."""
+    heads, rows, head_dim = query.shape
+    kv_heads, tokens, _ = key.shape
+    factor = head_dim**-0.5 if scaling is None else scaling
+    folded = query.reshape(kv_heads, -1, head_dim)
+    scores = (torch.matmul(folded, key.transpose(1, 2)) * factor).float()
+    scores = scores.view(heads, rows, tokens)
+    future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu(1)
+    scores[:, :, tokens - rows :].masked_fill_(future, float("-inf"))
+    return scores.softmax(dim=-1)

@@ -1,0 +1,129 @@
+"""Device check, a whole resume: a model with random weights, PatchKV against prefix cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from patchkv_kernels.device_figures import Figure
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine.sequence import KVSequence
+    from patchkv_agents.recovery import RecoveryPolicy
+
+MAX_ERROR = 0.05
+"""Relative error allowed between the logits of prefix cache and of a full prefill, in 16 bits."""
+REPLACED = (64, 70)
+"""Tokens that the edit takes out and puts in, at one fifth of the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a Qwen3 model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    dtype: torch.dtype
+
+
+QWEN3_8B = ModelShape(36, 4096, 32, 8, 128, 12288, 151936, torch.bfloat16)
+TINY = ModelShape(4, 64, 4, 2, 16, 128, 512, torch.float32)
+
+
+def random_model(shape: ModelShape, device: torch.device) -> Any:
+    """A Qwen3 model of this shape whose weights are made on the device."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=shape.dtype).eval()
+
+
+def measure_resume(
+    device: torch.device, shape: ModelShape, *, tokens: int, rounds: int
+) -> Iterator[Figure]:
+    """Time to the first token after an edit, all methods interleaved from equal stored state."""
+    from patchkv_agents.baselines import PREFIX_CACHE
+    from patchkv_agents.engine.adapter import ModelAdapter
+    from patchkv_agents.engine.sequence import KVSequence
+    from patchkv_agents.engine.support import rope_of
+    from patchkv_agents.recovery import RecoveryPolicy
+
+    model = random_model(shape, device)
+    adapter, rope = ModelAdapter(model), rope_of(model)
+    random = np.random.default_rng(0)
+    old = random.integers(0, shape.vocabulary, tokens)
+    cut, (taken, put) = tokens // 5, REPLACED
+    new = np.concatenate([old[:cut], random.integers(0, shape.vocabulary, put), old[cut + taken :]])
+    default = RecoveryPolicy.default()
+    policies = {
+        "prefix cache": PREFIX_CACHE,
+        "PatchKV, lossless": replace(default, precision=None),
+        "PatchKV, mixed precision": default,
+    }
+    stored: dict[str, KVSequence] = {}
+    for name, policy in policies.items():
+        stored[name] = KVSequence(adapter, rope)
+        stored[name].resume(old, policy)
+        started = time.perf_counter()
+        stored[name].suspend()
+        size = stored[name].checkpoint.payload_bytes  # waits for what goes on in the background
+        ms = (time.perf_counter() - started) * 1e3
+        note = f"{size / tokens / 1e3:,.1f} kB a token"
+        yield Figure("resume", f"suspend, {name}", ms, "ms", note=note)
+    full = KVSequence(adapter, rope).resume(new, PREFIX_CACHE).logits.float()
+    times: dict[str, list[float]] = {name: [] for name in policies}
+    notes: dict[str, str] = {}
+    for round_ in range(rounds + 1):  # the first compiles kernels and does not count
+        for name, policy in policies.items():
+            ms, logits, note = _resume(stored[name].fork(), new, policy)
+            if round_:
+                times[name].append(ms)
+            notes[name] = note
+            if round_ == 0 and policy is PREFIX_CACHE:
+                error = float((logits.float() - full).norm() / full.norm())
+                yield Figure(
+                    "resume", "logits of prefix cache", error, "relative", error <= MAX_ERROR
+                )
+    baseline = median(times["prefix cache"])
+    for name, values in times.items():
+        note = f"{min(values):,.1f} to {max(values):,.1f}; {notes[name]}"
+        yield Figure("resume", f"first token, {name}", median(values), "ms", note=note)
+        if policies[name] is not PREFIX_CACHE:
+            factor = baseline / median(values)
+            yield Figure("resume", f"faster than prefix cache: {name}", factor, "times")
+
+
+def _resume(
+    sequence: KVSequence, tokens: np.ndarray[Any, np.dtype[np.int64]], policy: RecoveryPolicy
+) -> tuple[float, torch.Tensor, str]:
+    """Milliseconds from the end of planning to the first token, the logits, and what was done."""
+    started = time.perf_counter()
+    resumed = sequence.resume(tokens, policy)
+    int(resumed.logits.argmax())  # waits for the device
+    ms = (time.perf_counter() - started) * 1e3 - resumed.planning_ms
+    rows = f"{len(resumed.plan.rows)} rows computed, planning {resumed.planning_ms:.1f} ms"
+    return ms, resumed.logits, rows
