@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # No test uses the network; a lookup that would fails at once instead of after retries.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton kernels run in its interpreter; it reads this when it is imported, which torch may do. What
+# compiles kernels runs in a process of its own.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # Machines are shared: how long one example takes says nothing.
 settings.register_profile("patchkv", deadline=None)

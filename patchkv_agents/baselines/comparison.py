@@ -109,7 +109,7 @@ def compare_methods(
     progress("prefill of the old context")
     old_reply = thread.generate(old.messages, tools=old.tools, max_new_tokens=answer_tokens)
     thread.suspend()
-    history = thread.history.copy()
+    history = thread.history.fork()
     history.commit(new.messages, tools=new.tools)
 
     def run(policy: RecoveryPolicy | None, first_round: bool) -> Reply:

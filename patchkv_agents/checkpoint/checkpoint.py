@@ -8,8 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from patchkv_agents.checkpoint.blocks import Extent, moved_extents, stored_mask
+from patchkv_agents.checkpoint.extents import Extent, merged, moved_extents, stored_mask
+from patchkv_agents.checkpoint.overlap import common_prefix
+from patchkv_agents.checkpoint.repack import repacked, used_rows
 from patchkv_agents.ranges import BoolArray, IntArray
+from patchkv_kernels.payload import PayloadFormat
+
+QUANTISED_ORIGIN: dict[PayloadFormat, int] = {
+    PayloadFormat.F16: -1,
+    PayloadFormat.K8V8: -2,
+    PayloadFormat.K8V4: -3,
+    PayloadFormat.K4V4: -4,
+}
+"""Origin of a row that was computed exactly and stored with loss, by the format that lost it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +30,8 @@ class Checkpoint:
     Attributes:
         token_ids: every token whose state was computed, int64 `[tokens]`.
         origins: int16 `[tokens]`: 0 is exact; g + 1 is `stale(g)`, a row restored across g edits,
-            or computed while it saw a row that was not exact (g = 0).
+            or computed while it saw a row that was not exact (g = 0); negative is
+            `quantised(format)`, see `QUANTISED_ORIGIN`.
         scores: attention mass each token received, float32 `[tokens]`, sums to 1 or is all zero.
         extents: stored rows, ascending and disjoint. Rows that no extent holds exist only in the
             live cache, or nowhere.
@@ -51,27 +63,39 @@ class Checkpoint:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all source blocks that the version refers to, each counted once."""
-        blocks = {id(extent.block): extent.block.nbytes for extent in self.extents}
-        return sum(blocks.values())
+        """Bytes of all payloads that the version refers to, each counted once."""
+        return sum(payload.nbytes for payload in {extent.payload for extent in self.extents})
 
-    def with_stored(self, extents: Sequence[Extent]) -> Checkpoint:
-        """The same version with further rows stored."""
-        merged = sorted((*self.extents, *extents), key=lambda extent: extent.position)
-        return replace(self, extents=tuple(merged))
+    def exact_prefix(self, token_ids: IntArray) -> int:
+        """Stored exact rows among the tokens with which `token_ids` (int64 `[tokens]`) begins."""
+        common = common_prefix(self.token_ids, token_ids)
+        exact = (self.origins[:common] == 0) & self.stored[:common]
+        return int(np.count_nonzero(exact))
+
+    def with_extents(self, extents: Sequence[Extent]) -> Checkpoint:
+        """The same version with these stored rows, in any order, in place of its own."""
+        ordered = sorted(extents, key=lambda extent: extent.position)
+        return replace(self, extents=merged(ordered))
 
     def truncated(self, tokens: int) -> Checkpoint:
         """The first `tokens` tokens alone, with no payload in reach of what came behind them.
 
-        Rows of a block that is kept in part are copied out of it, and scores are dropped, since
-        later tokens gave them.
+        Rows of a payload that is kept in part are copied out of it. Quantised rows go, since what
+        they are scaled by was taken over other rows too; so do the scores, since later tokens gave
+        them.
         """
-        source = np.where(np.arange(len(self)) < tokens, np.arange(len(self)), -1)
+        kept = [
+            extent
+            for extent in self.stored_at(np.arange(min(tokens, len(self))))
+            if not extent.payload.format.is_quantised
+        ]
+        shared = [payload for payload, used in used_rows([kept]).items() if not used.all()]
+        (extents,) = repacked([kept], shared)
         return Checkpoint(
             token_ids=self.token_ids[:tokens].copy(),
             origins=self.origins[:tokens].copy(),
             scores=np.zeros(min(tokens, len(self)), dtype=np.float32),
-            extents=tuple(extent.alone() for extent in self.stored_at(source)),
+            extents=extents,
         )
 
     def stored_at(self, source: IntArray) -> tuple[Extent, ...]:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from patchkv_agents.engine.engine import Engine
-    from patchkv_agents.engine.thread import Reply, StreamChunk, Thread
+    from patchkv_agents.engine.reply import Reply, StreamChunk
+    from patchkv_agents.engine.thread import Thread
 
 __all__ = ["Engine", "Reply", "StreamChunk", "Thread"]
 
 _MODULE_OF = {
     "Engine": "patchkv_agents.engine.engine",
-    "Reply": "patchkv_agents.engine.thread",
-    "StreamChunk": "patchkv_agents.engine.thread",
+    "Reply": "patchkv_agents.engine.reply",
+    "StreamChunk": "patchkv_agents.engine.reply",
     "Thread": "patchkv_agents.engine.thread",
 }
 

@@ -1,47 +1,39 @@
-"""All contact with the internals of Transformers: the cache, the attention function, the call.
+"""The model, as the engine sees it: a cache written by row, and calls that compute some rows.
 
 A packed set of rows (`RowSet`) runs through the unchanged model: explicit `position_ids`, a cache
-whose `update` scatters fresh keys and values into their rows and returns the whole layer, and a
-registered attention function in which a row at position p sees exactly the keys at positions <= p.
+whose `update` scatters fresh keys and values into their rows and returns the whole layer, and the
+attention function of `row_attention`. These two modules hold all contact with the internals of
+Transformers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.engine.row_attention import (
+    ATTENTION_NAME,
+    ActiveRows,
+    AttentionRecord,
+    activated,
+    active_rows,
+)
+from patchkv_agents.engine.verdict import layer_types
+from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
 
-ATTENTION_NAME = "patchkv"
-"""The attention implementation under which the function below is registered."""
+NO_LIMIT = 1 << 30
+"""Longest context of a model that names none."""
 
 MAX_ROWS = 512
 """Rows per forward call: long enough for full GEMM speed, short enough to stay in the CPU cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ActiveRows:
-    """What the attention function must know of the call under way."""
-
-    rows: RowSet
-    capture: AttentionCapture | None
-
-
-_ACTIVE: ContextVar[_ActiveRows | None] = ContextVar("patchkv_active_rows", default=None)
 
 
 class _RowLayer(CacheLayerMixin):
@@ -62,9 +54,11 @@ class _RowLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scatter fresh rows `[1, kv_heads, rows, head_dim]`; return all rows that they can see."""
-        active = _ACTIVE.get()
+        active = active_rows()
         if active is None:
             raise RuntimeError("a RowCache is written only through `forward_rows`")
+        if active.ready is not None:
+            active.ready(self._index)
         keys, values = self._owner.keys[self._index], self._owner.values[self._index]
         for offset, start, stop in active.rows.packed():
             rows = slice(offset, offset + stop - start)
@@ -133,112 +127,77 @@ class RowCache(Cache):
         self.keys, self.values, self.filled = keys, values, rows
 
 
-def _causal_on_cpu(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scaling: float | None
-) -> torch.Tensor:
-    """Attention of one run of rows on CPU: the past without a mask, its own triangle causally.
-
-    The two parts are merged by their log-sum-exp. With the query heads of a group folded into
-    rows, the past needs no copy of its keys, and no mask is ever made. Shapes as for `_causal`.
-    """
-    _, heads, rows, head_dim = query.shape
-    kv_heads = key.shape[1]
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    own_key = repeat_kv(key[:, :, start:], heads // kv_heads)
-    own_value = repeat_kv(value[:, :, start:], heads // kv_heads)
-    own, own_lse = flash(query, own_key, own_value, 0.0, True, scale=scaling)
-    if start == 0:
-        return cast("torch.Tensor", own)
-    folded = query.reshape(1, kv_heads, -1, head_dim)
-    past, past_lse = flash(
-        folded, key[:, :, :start], value[:, :, :start], 0.0, False, scale=scaling
-    )
-    weight = torch.sigmoid(own_lse - past_lse.reshape(1, heads, rows)).unsqueeze(-1)
-    return torch.lerp(past.reshape_as(own), own, weight.to(own.dtype))
+def _cache_argument(model: PreTrainedModel) -> str:
+    """Transformers 5.24 renamed the argument."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
-def _causal(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scaling: float | None
-) -> torch.Tensor:
-    """Attention of the rows at positions `[start, start + rows)` to keys `[0, start + rows)`.
+@torch.inference_mode()
+def plain_call(
+    model: PreTrainedModel, token_ids: np.ndarray[Any, np.dtype[np.int64]], *, shift: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A full prefill by the model alone, without a `RowCache`.
 
     Args:
-        query: `[1, heads, rows, head_dim]`.
-        key, value: `[1, kv_heads, start + rows, head_dim]`.
+        model: the model, with any attention implementation.
+        token_ids: int64 `[tokens]`.
+        shift: position of the first token.
 
     Returns:
-        `[1, heads, rows, head_dim]`.
+        Logits of the last token, `[vocab]`; keys and values, `[layers, kv_heads, tokens,
+        head_dim]`.
+
+    Raises:
+        UnsupportedModelError: the model keeps other state than keys and values of one shape.
     """
-    if query.device.type == "cpu":
-        return _causal_on_cpu(query, key, value, start, scaling)
-    bias = causal_lower_right(query.shape[2], key.shape[2])
-    gqa = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, scale=scaling, enable_gqa=gqa
+    cache = DynamicCache()  # without the configuration: no layer drops rows
+    position_ids = torch.arange(shift, shift + len(token_ids), device=model.device)[None]
+    output = model(
+        input_ids=torch.from_numpy(token_ids)[None].to(model.device),
+        position_ids=position_ids,
+        use_cache=True,
+        **{_cache_argument(model): cache},
     )
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """The registered attention function: by rows inside `forward_rows`, plain SDPA elsewhere.
-
-    Args:
-        module: the model's attention layer.
-        query: `[1, heads, rows, head_dim]`, packed rows.
-        key, value: `[1, kv_heads, visible, head_dim]`, what `_RowLayer.update` returned.
-        attention_mask: None inside `forward_rows`.
-        scaling: factor of the scores; None is `head_dim ** -0.5`.
-        dropout: used outside `forward_rows` only.
-        kwargs: passed on outside `forward_rows`.
-
-    Returns:
-        `[1, rows, heads, head_dim]`, and None for the weights.
-    """
-    active = _ACTIVE.get()
-    if active is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    layers: list[Any] = cache.layers
+    shapes = {
+        getattr(rows, "shape", None)
+        for layer in layers
+        for rows in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    }
+    if len(shapes) != 1 or None in shapes:
+        raise UnsupportedModelError(
+            "it keeps other state than one key and one value of equal size per token and layer"
         )
-    output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    for offset, start, stop in active.rows.packed():
-        rows = slice(offset, offset + stop - start)
-        run = query[:, :, rows]
-        part = _causal(run, key[:, :, :stop], value[:, :, :stop], start, scaling)
-        output[:, rows] = part.transpose(1, 2)
-        if active.capture is not None:
-            layer = int(module.layer_idx)  # type: ignore[arg-type]
-            active.capture.observe(layer, start, run[0], key[0, :, :stop], scaling)
-    return output, None
+    device = model.device
+    keys = torch.stack([layer.keys[0].to(device) for layer in layers])
+    values = torch.stack([layer.values[0].to(device) for layer in layers])
+    return output.logits[0, -1], keys, values
 
 
-def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """No mask inside `forward_rows`, where the attention function is causal by itself."""
-    return None if _ACTIVE.get() is not None else sdpa_mask(*args, **kwargs)
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention)
-AttentionMaskInterface.register(ATTENTION_NAME, _mask)
-
-
-@contextmanager
-def _activated(rows: RowSet, capture: AttentionCapture | None) -> Iterator[None]:
-    token = _ACTIVE.set(_ActiveRows(rows, capture))
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
+def _scored_layers(config: Any) -> tuple[int, ...]:
+    """Layers whose attention can be scored: those that see the whole context, uncapped."""
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return ()
+    types = enumerate(layer_types(config))
+    return tuple(layer for layer, kind in types if kind == "full_attention")
 
 
 class ModelAdapter:
-    """One model, as the engine sees it: rows in, keys and values into a cache, logits out."""
+    """One model, as the engine sees it: rows in, keys and values into a cache, logits out.
+
+    Args:
+        model: its attention implementation is set to `patchkv`.
+
+    Attributes:
+        model: the model.
+        layers, kv_heads, head_dim: its sizes.
+        max_tokens: its longest context.
+        scored_layers: layers whose attention an `AttentionCapture` can collect.
+
+    Raises:
+        UnsupportedModelError: the model does not use Transformers' attention functions.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -248,11 +207,12 @@ class ModelAdapter:
         self.head_dim: int = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self.max_tokens: int = config.max_position_embeddings
+        self.max_tokens: int = getattr(config, "max_position_embeddings", NO_LIMIT)
+        self.scored_layers = _scored_layers(config)
         model.set_attn_implementation(ATTENTION_NAME)
-        parameters = inspect.signature(model.forward).parameters
-        # Transformers 5.24 renamed the argument.
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        if model.config._attn_implementation != ATTENTION_NAME:
+            raise UnsupportedModelError("its attention function cannot be replaced")
+        self._cache_argument = _cache_argument(model)
 
     @property
     def device(self) -> torch.device:
@@ -278,6 +238,8 @@ class ModelAdapter:
         cache: RowCache,
         *,
         capture: AttentionCapture | None = None,
+        ready: Callable[[int], None] | None = None,
+        record: AttentionRecord | None = None,
     ) -> torch.Tensor:
         """Compute `rows` of a context in ascending order, writing their keys and values.
 
@@ -287,6 +249,9 @@ class ModelAdapter:
                 be in the cache already or in `rows`.
             cache: changed in place; must have room for the last row.
             capture: collects attention mass, if given.
+            ready: called with the index of each layer before anything of that layer is read from
+                the cache, once for each chunk of rows.
+            record: changed in place, if given.
 
         Returns:
             Logits of the last row, `[vocab]`.
@@ -296,7 +261,7 @@ class ModelAdapter:
             positions = chunk.positions()
             ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
             position_ids = torch.from_numpy(positions)[None].to(self.device)
-            with _activated(chunk, capture):
+            with activated(ActiveRows(chunk, capture, ready, record)):
                 output = self.model(
                     input_ids=ids,
                     position_ids=position_ids,

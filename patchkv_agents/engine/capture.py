@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from patchkv_agents.ranges import mask_of
+from patchkv_kernels import add_received_mass
 
 PROMPT_QUERIES = 32
 """The last prompt positions whose attention is collected."""
@@ -19,10 +21,10 @@ SAMPLED_LAYERS = 8
 """Layers that are sampled, evenly spaced."""
 
 
-def sampled_layers(layers: int) -> frozenset[int]:
-    """Up to `SAMPLED_LAYERS` of `layers` layers, evenly spaced, the last one included."""
-    count = min(SAMPLED_LAYERS, layers)
-    return frozenset(int(layer) for layer in np.linspace(layers - 1, 0, count).round())
+def sampled_layers(layers: Sequence[int]) -> frozenset[int]:
+    """Up to `SAMPLED_LAYERS` of the layers, evenly spaced, the last one included."""
+    count = min(SAMPLED_LAYERS, len(layers))
+    return frozenset(layers[int(n)] for n in np.linspace(len(layers) - 1, 0, count).round())
 
 
 class AttentionCapture:
@@ -32,7 +34,7 @@ class AttentionCapture:
     `[tokens]`. No `output_attentions`, no eager attention.
 
     Args:
-        layers: indices of the layers to sample.
+        layers: indices of the layers to sample; without any, all scores are zero.
         prior: scores carried over from an earlier version, `[tokens]`; they stand in for the
             prompt queries that did not run.
         device: of the sum.
@@ -46,7 +48,8 @@ class AttentionCapture:
         device: torch.device,
     ) -> None:
         self._layers = layers
-        self._counting_layer = max(layers)  # each query passes every layer; it counts once
+        # Each query passes every layer; it counts once.
+        self._counting_layer = max(layers, default=-1)
         self._prior = prior
         self._mass = torch.zeros(0, dtype=torch.float32, device=device)
         self._queries: list[tuple[int, int]] = []
@@ -86,33 +89,16 @@ class AttentionCapture:
         for first, last in self._queries:
             first, last = max(first, start), min(last, stop)
             if first < last:
-                self._add(query[:, first - start : last - start], key[:, :last], first, scaling)
+                self._add(query[:, first - start : last - start], key[:, :last], scaling)
                 if layer == self._counting_layer:
                     self._observed += last - first
 
-    def _add(
-        self, query: torch.Tensor, key: torch.Tensor, first: int, scaling: float | None
-    ) -> None:
-        """Add the attention of the rows from position `first` on, which `key` ends with.
-
-        Args:
-            query: `[heads, rows, head_dim]`.
-            key: `[kv_heads, first + rows, head_dim]`.
-            first: position of the first row.
-            scaling: as for `observe`.
-        """
-        heads, rows, head_dim = query.shape
-        kv_heads, tokens, _ = key.shape
-        factor = head_dim**-0.5 if scaling is None else scaling
-        folded = query.reshape(kv_heads, -1, head_dim)
-        scores = (torch.matmul(folded, key.transpose(1, 2)) * factor).float()
-        scores = scores.view(heads, rows, tokens)
-        future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu(1)
-        scores[:, :, first:].masked_fill_(future, float("-inf"))
-        received = scores.softmax(dim=-1).sum(dim=(0, 1))
-        if tokens > len(self._mass):
-            self._mass = F.pad(self._mass, (0, tokens - len(self._mass)))
-        self._mass[:tokens] += received
+    def _add(self, query: torch.Tensor, key: torch.Tensor, scaling: float | None) -> None:
+        """Add the attention of rows that `key` ends with; shapes as for `add_received_mass`."""
+        missing = key.shape[1] - len(self._mass)
+        if missing > 0:
+            self._mass = F.pad(self._mass, (0, missing))
+        add_received_mass(self._mass, query, key, scaling=scaling)
 
     def scores(self, tokens: int) -> npt.NDArray[np.float32]:
         """Share of the mass that each of the first `tokens` tokens received, float32 `[tokens]`.

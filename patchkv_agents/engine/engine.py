@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.checkpoint import CheckpointKey
+from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
+from patchkv_agents.context import ContextHistory
+from patchkv_agents.engine.adapter import NO_LIMIT, ModelAdapter
+from patchkv_agents.engine.fingerprint import model_fingerprint
 from patchkv_agents.engine.generation import end_tokens
-from patchkv_agents.engine.loading import load_model
-from patchkv_agents.engine.support import rope_of
+from patchkv_agents.engine.loading import load_config, load_model
+from patchkv_agents.engine.persistence import StoredThread
+from patchkv_agents.engine.support import check_config, support_of
 from patchkv_agents.engine.thread import Thread
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
@@ -16,6 +24,10 @@ from patchkv_agents.recovery.policy import RecoveryPolicy
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from patchkv_agents.checkpoint.stores.base import CheckpointStore
+    from patchkv_agents.context import HistoryStore
+    from patchkv_agents.context.versions import ThreadKey
 
 
 class Engine:
@@ -27,6 +39,12 @@ class Engine:
         tokenizer: its tokenizer, with a chat template.
         policy: how edited contexts are recovered unless a call says otherwise. Without one,
             recovery is exact.
+        store: keeps suspended versions beyond this process; a thread that has no state here looks
+            for it there.
+        history: keeps the threads' histories beyond this process; in memory if left out. It
+            knows no tenants: give each its own.
+        tenant: whose threads these are; in a store, no other tenant's state is ever used.
+        versions_budget_bytes: payload of suspended versions that each thread keeps in memory.
 
     Raises:
         UnsupportedModelError: the model keeps state that cannot be recovered this way.
@@ -38,14 +56,25 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         policy: RecoveryPolicy | None = None,
+        store: CheckpointStore | None = None,
+        history: HistoryStore | None = None,
+        tenant: str = "default",
+        versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
     ) -> None:
-        self.rope = rope_of(model)
+        self.support = support_of(model)
+        self.rope = self.support.rope
         self.adapter = ModelAdapter(model)
         self.tokenizer = tokenizer
         self.policy = policy or RecoveryPolicy.exact()
         self.end_tokens = end_tokens(tokenizer, model.generation_config)
         self.lock = threading.RLock()
-        self._threads: dict[str, Thread] = {}
+        self.tenant = tenant
+        self.versions_budget_bytes = versions_budget_bytes
+        self.offload_worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-offload")
+        self._store = store
+        self._history = history
+        self._store_queue = ThreadPoolExecutor(1, thread_name_prefix="patchkv-store")
+        self._threads: dict[tuple[str, str], Thread] = {}
 
     @classmethod
     def from_pretrained(
@@ -55,20 +84,40 @@ class Engine:
         policy: RecoveryPolicy | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        store: CheckpointStore | None = None,
+        history: HistoryStore | None = None,
+        tenant: str = "default",
+        versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
     ) -> Engine:
         """Load a model by name: `smollm2` (the embedded model), a local folder or a model id.
+
+        Other arguments are those of `Engine`.
 
         Raises:
             ModelNotFoundError: nothing can be loaded under this name.
             UnsupportedModelError: see `Engine`.
         """
+        check_config(load_config(name))  # before the minutes that weights can take
         model, tokenizer = load_model(name, dtype=dtype, device=device)
-        return cls(model, tokenizer, policy=policy)
+        return cls(
+            model,
+            tokenizer,
+            policy=policy,
+            store=store,
+            history=history,
+            tenant=tenant,
+            versions_budget_bytes=versions_budget_bytes,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the model in stores: equal where keys and values are (see `model_fingerprint`)."""
+        return model_fingerprint(self.adapter.model, self.tokenizer)
 
     @property
     def max_tokens(self) -> int:
         """The model's limit, prompt and answer together."""
-        return self.adapter.max_tokens
+        return min(self.adapter.max_tokens, self.support.verdict.max_tokens or NO_LIMIT)
 
     def check_length(self, tokens: int) -> None:
         """Check that a prompt of `tokens` tokens leaves room for an answer.
@@ -88,20 +137,72 @@ class Engine:
                 "a longer context"
             )
 
-    def thread(self, thread_id: str, *, new: bool = False) -> Thread:
+    @property
+    def keeps_histories(self) -> bool:
+        """Whether histories lie in a store that goes on after the threads."""
+        return self._history is not None
+
+    def open_history(self, thread_id: str, namespace: str = "") -> ContextHistory:
+        """The thread's history: in the engine's history store, or in memory of its own.
+
+        Raises:
+            HistoryStoreError: the store cannot be read.
+        """
+        return ContextHistory(self._history, thread=thread_id, namespace=namespace)
+
+    def stored_thread(self, thread_id: str, namespace: str = "") -> StoredThread | None:
+        """The thread's checkpoints in the store, if the engine has one."""
+        if self._store is None:
+            return None
+        scope = CheckpointKey(self.fingerprint, self.tenant, thread_id, namespace, version="")
+        return StoredThread(self._store, self._store_queue, scope)
+
+    def thread(self, thread_id: str, *, namespace: str = "", new: bool = False) -> Thread:
         """The thread of this id, made at its first use.
+
+        Args:
+            thread_id: of the conversation.
+            namespace: a part of it with a context of its own, such as a subagent.
+            new: refuse a thread that exists.
 
         Raises:
             InputError: `new` is set and the thread exists.
         """
         with self.lock:
-            if new and thread_id in self._threads:
+            name = thread_id, namespace
+            if new and name in self._threads:
                 raise InputError(f"thread '{thread_id}' exists: choose another id or drop it")
-            if thread_id not in self._threads:
-                self._threads[thread_id] = Thread(self, thread_id)
-            return self._threads[thread_id]
+            if name not in self._threads:
+                self._threads[name] = Thread(self, thread_id, namespace)
+            return self._threads[name]
 
-    def drop(self, thread_id: str) -> None:
-        """Forget a thread, its history and all its state. Unknown ids are ignored."""
+    def clear_forks(self, thread: Thread, histories: Collection[ThreadKey]) -> None:
+        """Delete the KV state of the threads of these histories, `thread` itself left out.
+
+        Raises:
+            CheckpointError: the store cannot delete it.
+        """
         with self.lock:
-            self._threads.pop(thread_id, None)
+            forks = [fork for fork in self._threads.values() if fork.history.key in histories]
+        for fork in forks:
+            if fork is not thread and fork.history.store is thread.history.store:
+                fork.clear()
+
+    def drop(self, thread_id: str, *, namespace: str = "", delete: bool = False) -> None:
+        """Give up a thread: its state, and a history that is in memory. Unknown ids are ignored.
+
+        Args:
+            thread_id, namespace: of the thread.
+            delete: also delete what the stores hold of the thread: its history, and the
+                checkpoints of all its namespaces.
+
+        Raises:
+            CheckpointError, HistoryStoreError: a store cannot delete it.
+        """
+        with self.lock:
+            self._threads.pop((thread_id, namespace), None)
+        if delete:
+            stored = self.stored_thread(thread_id, namespace)
+            if stored is not None:
+                stored.delete_all()
+            self.open_history(thread_id, namespace).delete_thread()

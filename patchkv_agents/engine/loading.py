@@ -18,7 +18,7 @@ from patchkv_agents.errors import (
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_S = 4.0
@@ -35,13 +35,34 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ModelNotFoundError: there is no such model, or it cannot be fetched.
         UnsupportedModelError: Transformers cannot load it.
     """
+    if name == EMBEDDED_NAME:
+        # The class which AutoTokenizer would find, only slower: it imports torch on the way.
+        from transformers import PreTrainedTokenizerFast
+
+        embedded: PreTrainedTokenizerBase = _load(PreTrainedTokenizerFast, name)
+        # Set here, not stored by the conversion, so that it always is the installed version's.
+        embedded.chat_template = chat_template()
+        return embedded
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, name)
-    if name == EMBEDDED_NAME:
-        # Set here, not stored by the conversion, so that it always is the installed version's.
-        tokenizer.chat_template = chat_template()
     return tokenizer
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """Load the configuration of a model, without its weights.
+
+    Args:
+        name: as for `load_tokenizer`.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or it cannot be fetched.
+        UnsupportedModelError: Transformers does not know the architecture.
+    """
+    from transformers import AutoConfig
+
+    config: PreTrainedConfig = _load(AutoConfig, name)
+    return config
 
 
 def load_model(

@@ -1,22 +1,31 @@
-"""The KV state of one token sequence: live in a cache, stored in a checkpoint, or partly both."""
+"""The KV state of one token sequence: live in a cache, stored in checkpoints, or partly both."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from patchkv_agents.alignment import align
-from patchkv_agents.checkpoint import Checkpoint, store_rows
+from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
+from patchkv_agents.checkpoint.offload import offload, store_rows
+from patchkv_agents.checkpoint.overlap import common_prefix
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
+from patchkv_agents.engine.background import side_stream, submitted
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
+from patchkv_agents.engine.resumed import Resumed
+from patchkv_agents.errors import CheckpointError
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
-from patchkv_agents.recovery.plan import RecoveryPlan, plan_recovery
+from patchkv_agents.recovery.donors import AnchorsOf, Donor, choose_donor, no_anchors
+from patchkv_agents.recovery.plan import RecoveryPlan
 from patchkv_agents.recovery.policy import RecoveryPolicy
-from patchkv_agents.recovery.restore import restore_rows
-from patchkv_agents.recovery.rope import Rope
+from patchkv_agents.recovery.restore import Restoration
+from patchkv_kernels import Rope
 
 CAPACITY_STEP = 256
 """Caches are allocated in multiples of this many rows."""
@@ -28,41 +37,40 @@ def _milliseconds_since(start: float) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resumed:
-    """Outcome of one resume.
-
-    Attributes:
-        logits: of the last token, `[vocab]`.
-        plan: what was kept, restored and computed.
-        payload_bytes: bytes of the source blocks that were read.
-        planning_ms, restore_ms, recompute_ms: alignment and plan; stored rows into the cache; rows
-            through the model.
-        recovery_ms: everything after planning.
-    """
-
-    logits: torch.Tensor
-    plan: RecoveryPlan
-    payload_bytes: int
-    planning_ms: float
-    restore_ms: float
-    recompute_ms: float
-    recovery_ms: float
-
-
 class KVSequence:
     """A growing, editable token sequence and its keys and values.
 
     Every change of state is all or nothing for the caller: if a resume fails, the live cache is
     dropped and what the checkpoint holds stays usable.
+
+    Args:
+        adapter: of the model.
+        rope: of the model.
+        versions: where checkpoints of suspended versions are kept.
+        worker: offloads in the background, one job at a time; None offloads inside `suspend`.
     """
 
-    def __init__(self, adapter: ModelAdapter, rope: Rope) -> None:
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        rope: Rope,
+        *,
+        versions: CheckpointVersions | None = None,
+        worker: Executor | None = None,
+    ) -> None:
         self._adapter = adapter
         self._rope = rope
+        self._versions = CheckpointVersions() if versions is None else versions
+        self._worker = worker
+        self._version = ""
         self._checkpoint = Checkpoint.empty()
         self._cache: RowCache | None = None
         self._capture: AttentionCapture | None = None
+        self._precision: PrecisionPolicy | None = None
+        self._suspending: Future[Checkpoint] | None = None  # becomes the checkpoint
+        self._leaving: Future[Checkpoint] | None = None  # is of another version by now
+        self._load: CheckpointLoad | None = None  # by which the checkpoint is arriving
+        self._trouble: list[str] = []
 
     @property
     def token_ids(self) -> IntArray:
@@ -70,9 +78,21 @@ class KVSequence:
         return self._checkpoint.token_ids
 
     @property
+    def version(self) -> str:
+        """Name of the current version."""
+        return self._version
+
+    @property
     def checkpoint(self) -> Checkpoint:
         """The current version's checkpoint; rows not yet suspended have no extent."""
+        self._settle()
         return self._checkpoint
+
+    @property
+    def versions(self) -> CheckpointVersions:
+        """The checkpoints of suspended versions."""
+        self._settle()
+        return self._versions
 
     @property
     def is_live(self) -> bool:
@@ -87,58 +107,158 @@ class KVSequence:
     def fork(self) -> KVSequence:
         """A suspended copy that shares all stored payload. Suspends this sequence first."""
         self.suspend()
-        copy = KVSequence(self._adapter, self._rope)
-        copy._checkpoint = self._checkpoint
+        copy = KVSequence(
+            self._adapter, self._rope, versions=self.versions.copy(), worker=self._worker
+        )
+        copy._checkpoint, copy._version = self._checkpoint, self._version
+        copy._precision = self._precision
         return copy
 
-    def suspend(self) -> int:
-        """Store every row that is not stored yet and drop the cache.
+    def suspend(self) -> Future[Checkpoint] | None:
+        """Give up the cache and store every row that is not stored yet.
+
+        The work goes on in the background if there is a worker. What fails there is known at the
+        next resume, which then computes the rows that were lost.
 
         Returns:
-            Bytes that were copied.
+            The stored checkpoint to come; None while suspended already.
         """
-        if self._cache is None:
-            return 0
-        before = self._checkpoint.payload_bytes
-        self._settle_scores()
-        self._store(RowSet.of_mask(~self._checkpoint.stored))
-        self._cache = None
-        return self._checkpoint.payload_bytes - before
+        if self._cache is not None:
+            self._suspending = self._offload(repack=True)
+        return self._suspending
+
+    def clean_prefix(self, token_ids: IntArray) -> int:
+        """Tokens with which both this sequence and `token_ids` begin, up to the first stale row.
+
+        Their rows were computed from these tokens alone; a stale row may have seen others.
+        """
+        self._settle()
+        common = common_prefix(self._checkpoint.token_ids, token_ids)
+        stale = np.flatnonzero(self._checkpoint.origins[:common] > 0)
+        return int(stale[0]) if len(stale) else common
 
     def truncate(self, tokens: int) -> None:
-        """Delete all state behind the first `tokens` tokens, the live cache included."""
-        self.suspend()
-        self._checkpoint = self._checkpoint.truncated(tokens)
+        """Delete all state of the current version behind its first `tokens` tokens.
 
-    def resume(self, token_ids: IntArray, policy: RecoveryPolicy, *, room: int = 0) -> Resumed:
-        """Make `token_ids` the current sequence, recovering what the old state allows.
+        The live cache goes too, and rows in front that it alone held are stored losslessly. Other
+        versions keep what they have.
+        """
+        self._settle()
+        self._capture = None
+        unstored = ~self._checkpoint.stored[:tokens]
+        self._checkpoint = self._checkpoint.truncated(tokens)
+        if self._cache is not None:
+            extents = store_rows(self._cache.keys, self._cache.values, unstored, self._rope)
+            self._checkpoint = self._checkpoint.with_extents((*self._checkpoint.extents, *extents))
+            self._cache = None
+
+    def clear(self) -> None:
+        """Delete all state, of all versions."""
+        self._settle()
+        self._cache, self._capture, self._checkpoint = None, None, Checkpoint.empty()
+        self._versions.drop(list(self._versions))
+
+    def adopt(self, version: str, load: CheckpointLoad) -> None:
+        """Make a checkpoint that is arriving the current version, in place of an empty one.
+
+        Raises:
+            CheckpointError: the rows are not those of this model.
+        """
+        checkpoint = load.checkpoint
+        for payload in {extent.payload for extent in checkpoint.extents}:
+            if (payload.layers, payload.keys.shape[1]) != (
+                self._adapter.layers,
+                self._adapter.kv_heads,
+            ):
+                raise CheckpointError(
+                    f"the stored checkpoint of version {version} has {payload.layers} layers of "
+                    f"{payload.keys.shape[1]} heads, and the model {self._adapter.layers} of "
+                    f"{self._adapter.kv_heads}: delete it"
+                )
+        self._version, self._checkpoint, self._load = version, checkpoint, load
+
+    def resume(
+        self,
+        token_ids: IntArray,
+        policy: RecoveryPolicy,
+        *,
+        room: int = 0,
+        version: str = "",
+        anchors_of: AnchorsOf = no_anchors,
+    ) -> Resumed:
+        """Make `token_ids` the current sequence, recovering what stored and live state allow.
 
         Args:
             token_ids: int64 `[tokens]`, at least one.
-            policy: how much is recomputed.
+            policy: how much is recomputed, and how rows are stored when the sequence is suspended.
             room: further tokens to allocate the cache for.
+            version: name of the new version. A suspended version of this name is replaced at the
+                next suspend, all others stay.
+            anchors_of: which messages of an earlier version are in this one, as far as known.
         """
         started = time.perf_counter()
+        self._settle()
+        waited_ms = _milliseconds_since(started)
         self._settle_scores()
-        old = self._checkpoint
-        live = self._cache is not None
-        available = np.ones(len(old), dtype=bool) if live else old.stored
-        plan = plan_recovery(
-            align(old.token_ids, token_ids),
-            policy,
-            origins=old.origins,
-            available=available,
-            scores=old.scores,
+        try:
+            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
+        except CheckpointError as error:  # the current version was still arriving from a store
+            self._trouble.append(f"stored state could not be read: {error}")
+            waited_ms = _milliseconds_since(started)
+            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
+        self._version, self._precision = version, policy.precision
+        return resumed
+
+    def _resume(
+        self,
+        token_ids: IntArray,
+        policy: RecoveryPolicy,
+        room: int,
+        waited_ms: float,
+        anchors_of: AnchorsOf,
+    ) -> Resumed:
+        started = time.perf_counter()
+        current = Donor(self._version, self._checkpoint, is_live=self._cache is not None)
+        donor, plan = choose_donor(
+            current, self._other_donors(token_ids, policy), token_ids, policy, anchors_of
         )
         planning_ms = _milliseconds_since(started)
         try:
-            return self._execute(token_ids, plan, room, planning_ms)
+            if donor is not current:
+                self._leave_for(donor)
+            return self._execute(token_ids, plan, room, planning_ms, waited_ms)
         except BaseException:
             self._cache, self._capture = None, None
+            if self._load is not None:  # some rows may not be in memory, and may never be
+                self._load.cancel()
+                self._checkpoint = Checkpoint.empty()
             raise
+        finally:
+            self._load = None
+
+    def _other_donors(
+        self, token_ids: IntArray, policy: RecoveryPolicy
+    ) -> Iterator[tuple[int, Donor]]:
+        for bound, version in self._versions.ranked(token_ids, exact=policy.is_exact):
+            checkpoint = self._versions.get(version)
+            if checkpoint is not self._checkpoint:
+                yield bound, Donor(version, checkpoint)
+
+    def _leave_for(self, donor: Donor) -> None:
+        """Make a stored version the current one; what is live is stored meanwhile."""
+        self._versions.touch(donor.version)
+        if self._cache is not None:
+            # Not repacked: the donor's payload would be copied away from under it.
+            self._leaving = self._offload(repack=False)
+        self._version, self._checkpoint = donor.version, donor.checkpoint
 
     def _execute(
-        self, token_ids: IntArray, plan: RecoveryPlan, room: int, planning_ms: float
+        self,
+        token_ids: IntArray,
+        plan: RecoveryPlan,
+        room: int,
+        planning_ms: float,
+        waited_ms: float,
     ) -> Resumed:
         tokens = len(token_ids)
         begun = time.perf_counter()
@@ -152,22 +272,27 @@ class KVSequence:
             cache = self._adapter.new_cache(capacity)
         cache.resize(capacity)
         self._cache = cache
-        old = self._checkpoint
-        payload_bytes = restore_rows(
-            old.stored_at(np.where(in_place, -1, plan.source)), cache.keys, cache.values, self._rope
+        old, load = self._checkpoint, self._load
+        restoration = Restoration(
+            old.stored_at(np.where(in_place, -1, plan.source)),
+            cache.keys,
+            cache.values,
+            self._rope,
+            None if load is None else load.wait,
         )
-        restore_ms = _milliseconds_since(begun)
-
-        started = time.perf_counter()
         capture = AttentionCapture(
-            layers=sampled_layers(self._adapter.layers),
+            layers=sampled_layers(self._adapter.scored_layers),
             prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
             device=self._adapter.device,
         )
         capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
-        logits = self._adapter.forward_rows(token_ids, plan.rows, cache, capture=capture)
+        logits = self._adapter.forward_rows(
+            token_ids, plan.rows, cache, capture=capture, ready=restoration.ready
+        )
+        if load is not None:
+            load.wait()  # what was not needed now will be referred to all the same
         cache.filled = tokens
-        recompute_ms = _milliseconds_since(started)
+        recovered_ms = _milliseconds_since(begun)
 
         self._capture = capture
         self._checkpoint = Checkpoint(
@@ -176,14 +301,18 @@ class KVSequence:
             scores=np.zeros(tokens, dtype=np.float32),
             extents=old.stored_at(plan.source),
         )
+        trouble, self._trouble = "; ".join(self._trouble) or None, []
         return Resumed(
             logits=logits,
             plan=plan,
-            payload_bytes=payload_bytes,
+            resumed_from=self._version if plan.kept.any() else None,
+            trouble=trouble,
+            restored_formats=restoration.formats,
+            payload_bytes=restoration.payload_bytes,
             planning_ms=planning_ms,
-            restore_ms=restore_ms,
-            recompute_ms=recompute_ms,
-            recovery_ms=_milliseconds_since(begun),
+            restore_ms=waited_ms + restoration.spent_ms,
+            recompute_ms=recovered_ms - restoration.spent_ms,
+            recovery_ms=waited_ms + recovered_ms,
         )
 
     def append(self, token_id: int) -> torch.Tensor:
@@ -214,13 +343,42 @@ class KVSequence:
             self._checkpoint = replace(self._checkpoint, scores=scores)
             self._capture = None
 
-    def _store(self, rows: RowSet) -> None:
-        if self._cache is not None:
-            extents = store_rows(self._cache.keys, self._cache.values, rows)
-            self._checkpoint = self._checkpoint.with_stored(extents)
+    def _offload(self, *, repack: bool) -> Future[Checkpoint]:
+        """Hand the live cache over to be stored as the current version."""
+        self._settle_scores()
+        cache, checkpoint, version = self._cache, self._checkpoint, self._version
+        precision, stream = self._precision, side_stream(self._adapter.device)
+        if cache is None:
+            raise RuntimeError("there is no cache to offload")
+
+        def job() -> Checkpoint:
+            with stream:
+                stored = offload(
+                    checkpoint, cache.keys, cache.values, rope=self._rope, precision=precision
+                )
+            return self._versions.put(version, stored, repack=repack)
+
+        self._cache = None
+        return submitted(job, self._worker)
+
+    def _settle(self) -> None:
+        """Wait for what is being stored. Rows whose storing failed are given up."""
+        for stored in (self._leaving, self._suspending):
+            try:
+                if stored is not None:
+                    checkpoint = stored.result()
+                    if stored is self._suspending:
+                        self._checkpoint = checkpoint
+            except Exception as error:  # whatever it was: it must not lose the call
+                self._trouble.append(f"suspended state could not be stored: {error}")
+        self._leaving = self._suspending = None
 
     def _store_moving_rows(self, plan: RecoveryPlan, in_place: BoolArray) -> None:
         """Store the rows that the plan keeps but moves, before anything overwrites them."""
-        moving = np.zeros(len(self._checkpoint), dtype=bool)
+        if self._cache is None:
+            return
+        old = self._checkpoint
+        moving = np.zeros(len(old), dtype=bool)
         moving[plan.source[plan.kept & ~in_place]] = True
-        self._store(RowSet.of_mask(moving & ~self._checkpoint.stored))
+        extents = store_rows(self._cache.keys, self._cache.values, moving & ~old.stored, self._rope)
+        self._checkpoint = old.with_extents((*old.extents, *extents))

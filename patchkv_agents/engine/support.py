@@ -1,56 +1,101 @@
-"""Which models the engine can hold correctly, and the refusal of the rest with a reason."""
+"""Which models an engine can hold correctly, how far, and the refusal of the rest with a reason."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedModel
 
+from patchkv_agents.engine.families import Family
+from patchkv_agents.engine.probe import probe
+from patchkv_agents.engine.verdict import SupportLevel, Verdict, judge_config, layer_types
 from patchkv_agents.errors import UnsupportedModelError
-from patchkv_agents.recovery.rope import Rope
-from patchkv_kernels import RopeLayout
-
-LAYOUTS: dict[str, RopeLayout] = {
-    "llama": RopeLayout.HALF_SPLIT,
-    "mistral": RopeLayout.HALF_SPLIT,
-    "qwen2": RopeLayout.HALF_SPLIT,
-    "qwen3": RopeLayout.HALF_SPLIT,
-}
-"""RoPE layout by `config.model_type` of the supported architectures."""
-
-STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""RoPE types whose frequencies do not depend on the length of the context."""
+from patchkv_kernels import Rope, RopeLayout
 
 
-def _refuse(model_type: str, reason: str) -> UnsupportedModelError:
-    known = ", ".join(sorted(LAYOUTS))
-    return UnsupportedModelError(
-        f"model type '{model_type}' cannot be used: {reason}. "
-        f"Supported are models of type {known} with full attention in every layer"
-    )
+@dataclass(frozen=True, slots=True)
+class Support:
+    """How far a loaded model is supported.
+
+    Attributes:
+        verdict: `APPROXIMATE` or `EXACT`, and why.
+        rope: moves keys to other positions. With `EXACT` they cannot be moved, and whatever is
+            rotated with it becomes NaN.
+    """
+
+    verdict: Verdict
+    rope: Rope
+
+
+def check_config(config: Any) -> None:
+    """Refuse a model before its weights are loaded, where its configuration says enough.
+
+    Raises:
+        UnsupportedModelError: see `support_of`.
+    """
+    verdict, _ = judge_config(config)
+    if verdict.level is SupportLevel.REFUSED:
+        raise _refusal(config, verdict)
+
+
+def support_of(model: PreTrainedModel) -> Support:
+    """How far a model is supported. Unknown architectures are run on a few random tokens.
+
+    Raises:
+        UnsupportedModelError: nothing works; the message says why, and what does.
+    """
+    config: Any = model.config
+    check_config(config)
+    verdict, family = judge_config(config)
+    if family is not None and verdict.level is SupportLevel.APPROXIMATE:
+        return Support(verdict, _family_rope(model, family))
+    if family is not None:
+        return Support(verdict, immovable())
+    found, rope = probe(model)
+    if found.level is SupportLevel.REFUSED:
+        raise _refusal(config, found)
+    if verdict.level is SupportLevel.EXACT:
+        return Support(verdict, immovable())
+    return Support(found, rope or immovable())
 
 
 def rope_of(model: PreTrainedModel) -> Rope:
-    """The rotary embedding of a supported model.
+    """What moves a model's keys; see `support_of`."""
+    return support_of(model).rope
 
-    Raises:
-        UnsupportedModelError: the architecture is not known, keeps state that is not one key and
-            one value per token and layer, or has frequencies that change with the length.
-    """
-    config: Any = model.config
-    model_type: str = config.model_type
-    if model_type not in LAYOUTS:
-        raise _refuse(model_type, "its cache and RoPE layout have not been verified")
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
+
+def immovable() -> Rope:
+    """The rope of a model whose keys keep their positions: a rotation by it gives NaN."""
+    return Rope(np.array([np.nan], dtype=np.float32), RopeLayout.HALF_SPLIT)
+
+
+def _family_rope(model: PreTrainedModel, family: Family) -> Rope:
+    """The frequencies that the model's own modules hold, by layer where layers differ."""
+    decoder: Any = model.get_decoder()
+    types = layer_types(model.config.get_text_config(decoder=True))
+    rows = []
+    for layer, kind in zip(decoder.layers, types, strict=True):
+        frequencies = _frequencies(decoder.rotary_emb, kind)
+        # SmolLM3: some layers do not rotate.
+        rotates = getattr(layer.self_attn, "use_rope", True)
+        rows.append(frequencies if rotates else np.zeros_like(frequencies))
+    by_layer = np.stack(rows)
+    same = bool((by_layer == by_layer[0]).all())
+    return Rope(by_layer[0] if same else by_layer, family.layout)
+
+
+def _frequencies(rotary: Any, layer_type: str) -> npt.NDArray[np.float32]:
+    buffer = getattr(rotary, f"{layer_type}_inv_freq", None)
+    if buffer is None:
+        buffer = rotary.inv_freq
+    frequencies: npt.NDArray[np.float32] = buffer.detach().float().cpu().numpy()
+    return frequencies
+
+
+def _refusal(config: Any, verdict: Verdict) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"model type '{config.model_type}' cannot be used: {verdict.reason}. {verdict.remedy}"
     )
-    if layer_types != {"full_attention"} or (model_type == "mistral" and windowed):
-        raise _refuse(model_type, "it has sliding-window layers, which forget rows")
-    rotary: Any = getattr(model.base_model, "rotary_emb", None)
-    rope_type = getattr(rotary, "rope_type", None)
-    if rope_type not in STATIC_ROPE_TYPES:
-        raise _refuse(model_type, f"its RoPE type '{rope_type}' changes with the context's length")
-    inv_freq: torch.Tensor = rotary.inv_freq
-    return Rope(inv_freq.detach().float().cpu().numpy(), LAYOUTS[model_type])

@@ -32,7 +32,7 @@ class RowLabel(IntEnum):
     ATTENTION = 4
     """In a block that received much attention: recomputed."""
     RESTORED = 5
-    """Old state, moved to its new position: not exact."""
+    """Old state that is not exact: moved behind an edit, or quantised in front of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,8 @@ class RecoveryPlan:
         """Origin of each row once the plan has run, coded as in `Checkpoint.origins`.
 
         A computed row is exact only if every row it sees is. A row that was restored across an
-        edit ages by one generation.
+        edit ages by one generation; one that was restored without being exact (quantised) stays
+        what it is in front of the first edit.
 
         Args:
             old: origins of the old version, int16 `[tokens_old]`.
@@ -110,7 +111,9 @@ class RecoveryPlan:
         restored = self.labels == RowLabel.RESTORED
         if not restored.any():
             return origins
-        origins[int(np.argmax(restored)) :] = 1
+        computed_behind = ~self.kept
+        computed_behind[: int(np.argmax(restored))] = False
+        origins[computed_behind] = 1
         before = old[self.source[restored]]
         behind_edit = np.flatnonzero(restored) >= self.prefix
         origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
@@ -149,6 +152,11 @@ def plan_recovery(
     scores: npt.NDArray[np.float32],
 ) -> RecoveryPlan:
     """Label every token of the new version.
+
+    Blocks that moved out of order are computed as new tokens are. Restored behind windows of their
+    own they made first-token KL 1.6 to 109 times larger (median 14; six edits that move one call
+    and its result of 290 to 830 tokens in contexts of 2,500 to 4,000, SmolLM2-135M), and larger
+    than a plan that computes them and as many rows has in five of the six.
 
     Args:
         alignment: of the old version's tokens with the new version's.

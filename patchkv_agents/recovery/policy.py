@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
 
 
@@ -19,7 +20,9 @@ class RecoveryPolicy:
             attention (kappa), in whole blocks.
         tail_tokens: length of the query tail, in tokens, at least 1: the last token gives the
             logits.
-        block_size: unit of repair and of the checkpoint, in tokens; 1 turns block rounding off.
+        block_size: unit of repair, in tokens; 1 turns block rounding off.
+        precision: chooses the formats in which rows are stored; None stores all of them
+            losslessly. What is stored with loss is not exact: an exact recovery computes it again.
 
     Raises:
         InputError: a value is out of its range.
@@ -30,6 +33,7 @@ class RecoveryPolicy:
     attention_fraction: float
     tail_tokens: int
     block_size: int = 32
+    precision: PrecisionPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 0:
@@ -40,6 +44,8 @@ class RecoveryPolicy:
             raise InputError(f"tail_tokens is {self.tail_tokens}: the last token is always needed")
         if self.name == "exact" and self.window_tokens is not None:
             raise InputError("only a policy without a window may be called exact: choose a name")
+        if self.name == "exact" and self.precision is not None:
+            raise InputError("an exact policy stores losslessly: leave out precision")
         if self.block_size < 1:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
 
@@ -59,4 +65,10 @@ class RecoveryPolicy:
 
         The sizes are fixed until a profile fitted to the model replaces them.
         """
-        return cls("patchkv", window_tokens=128, attention_fraction=0.015, tail_tokens=64)
+        return cls(
+            "patchkv",
+            window_tokens=128,
+            attention_fraction=0.015,
+            tail_tokens=64,
+            precision=PrecisionPolicy(),
+        )

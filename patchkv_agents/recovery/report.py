@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,16 @@ class RecoveryReport:
         cache_read: prompt tokens that were reused exactly.
         recompute_ratio: rows that ran / rows after the exact prefix.
         repair_ratio: recomputed share of the aligned tokens after the first edit.
+        resumed_from: id of the version from which state was taken, or None.
+        restored_formats: rows that were read from stored payload, exact ones among them, by
+            format.
         payload_bytes: bytes of the source blocks that were read.
         render_ms: chat template and tokenizer.
         planning_ms: aggregating attention scores, alignment and plan; not part of
             `resume_ttft_ms`.
-        restore_ms: allocating, fetching stored rows, moving their keys, writing them into the
-            cache.
+        fetch_ms: asking the engine's store, where the thread had no state in memory.
+        restore_ms: waiting for a suspend under way, allocating, fetching stored rows, moving their
+            keys, writing them into the cache.
         recompute_ms: running rows through the model. On GPUs, work may be queued during one of
             these two and done during the other; `resume_ttft_ms` covers all of it.
         resume_ttft_ms: from the start of recovery, after planning, to the id of the first output
@@ -46,9 +51,12 @@ class RecoveryReport:
     cache_read: int
     recompute_ratio: float
     repair_ratio: float
+    resumed_from: str | None
+    restored_formats: Mapping[str, int]
     payload_bytes: int
     render_ms: float
     planning_ms: float
+    fetch_ms: float
     restore_ms: float
     recompute_ms: float
     resume_ttft_ms: float

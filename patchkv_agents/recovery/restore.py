@@ -1,51 +1,149 @@
-"""Writing stored rows into a live cache at their new positions."""
+"""Writing stored rows into a live cache at their new positions, layer by layer where that pays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from patchkv_agents.checkpoint import Extent
-from patchkv_agents.recovery.rope import Rope
-from patchkv_kernels import rotate_keys
+from patchkv_agents.ranges import IntArray
+from patchkv_kernels import Rope, RowMoves, scatter_rows
+from patchkv_kernels.payload import Payload
+
+ARRIVING_LAYERS = 8
+"""Layers that are written together on a CPU while rows are still on their way into memory. One by
+one costs more than waiting for a few."""
 
 
-@torch.inference_mode()
-def restore_rows(
-    extents: Iterable[Extent], keys: torch.Tensor, values: torch.Tensor, rope: Rope
-) -> int:
-    """Copy the rows of `extents` into a cache, rotating keys whose position changed.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Rows of one payload on their way; `rows` are those read, int64 `[rows]`."""
 
-    Only the rows of the extents are written. A key that keeps its position is copied bit for bit.
+    payload: Payload
+    rows: IntArray
+    moves: RowMoves
+
+
+class Restoration:
+    """Stored rows on their way into a cache. Only these rows are written.
+
+    On a CPU the rows of all layers are written at once, which is faster there than layer by layer
+    just before each is read. On a GPU each layer has its own copy and kernel on a stream beside
+    the model's, all queued at once: while the model computes a layer, the next ones arrive. Where
+    rows are still on their way into memory, layers are written when the model asks for them.
 
     Args:
         extents: stored rows at their positions in the new version.
         keys, values: of the cache, `[layers, kv_heads, capacity, head_dim]`; changed in place.
         rope: what the keys were written with.
-
-    Returns:
-        Bytes of the source blocks that were read, whole blocks counted once.
+        arrived: waits until the first n layers of every payload are in memory; None if all are.
     """
-    touched: dict[int, int] = {}
+
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rope: Rope,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self._keys, self._values, self._arrived = keys, values, arrived
+        self._parts = _grouped(extents, rope, keys.device)
+        self._written = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._events: list[torch.cuda.Event] = []
+        if keys.is_cuda:
+            self._stream = torch.cuda.Stream(keys.device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(keys.device))
+        if arrived is None:
+            self._write(range(len(keys)))
+        self._spent_s = time.perf_counter() - started
+
+    @property
+    def spent_ms(self) -> float:
+        """Time that this process has spent on it so far, in milliseconds."""
+        return self._spent_s * 1e3
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the source blocks that are read, whole blocks counted once."""
+        return sum(_bytes_read(part) for part in self._parts)
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """Number of rows by the format from which they come."""
+        counts: dict[str, int] = {}
+        for part in self._parts:
+            name = part.payload.format.value
+            counts[name] = counts.get(name, 0) + len(part.rows)
+        return counts
+
+    def ready(self, layer: int) -> None:
+        """See to it that the rows of `layer` are in place for what is computed from now on.
+
+        Layers are asked for in ascending order; any of them again at will.
+        """
+        started = time.perf_counter()
+        if layer >= self._written:
+            step = 1 if self._stream is not None else ARRIVING_LAYERS
+            stop = min(len(self._keys), layer + step)
+            if self._arrived is not None:
+                self._arrived(stop)
+            self._write(range(self._written, stop))
+        if self._events:
+            torch.cuda.current_stream(self._keys.device).wait_event(self._events[layer])
+        self._spent_s += time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _write(self, layers: range) -> None:
+        self._written = layers.stop
+        if self._stream is None:
+            for part in self._parts:
+                scatter_rows(part.payload, part.moves, self._keys, self._values, layers=layers)
+            return
+        with torch.cuda.stream(self._stream):
+            for layer in layers:
+                own = slice(layer, layer + 1)
+                for part in self._parts:
+                    staged = _staged(part.payload, own, self._keys.device)
+                    moves = part.moves.of_layers(range(layer, layer + 1))
+                    scatter_rows(staged, moves, self._keys[own], self._values[own])
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+                self._events.append(event)
+
+
+def _grouped(extents: Sequence[Extent], rope: Rope, device: torch.device) -> list[_Part]:
+    """The rows of each payload, with the tables for moving them on `device`."""
+    by_payload: dict[Payload, list[Extent]] = {}
     for extent in extents:
-        block = extent.block
-        touched[id(block)] = block.nbytes
-        taken = slice(extent.offset, extent.offset + extent.length)
-        rows = slice(extent.position, extent.position + extent.length)
-        stored, destination = block.keys[:, :, taken], keys[:, :, rows]
-        values[:, :, rows].copy_(block.values[:, :, taken])
-        if extent.delta == 0:
-            destination.copy_(stored)
-            continue
-        wanted = np.arange(extent.position, extent.position + extent.length)
-        cos, sin = rope.rotation(wanted - extent.delta, wanted, keys.device)
-        rotate_keys(
-            stored.to(keys.device, non_blocking=True),
-            cos,
-            sin,
-            layout=rope.layout,
-            out=destination,
-        )
-    return sum(touched.values())
+        by_payload.setdefault(extent.payload, []).append(extent)
+    parts = []
+    for payload, own in by_payload.items():
+        rows = np.concatenate([np.arange(e.row, e.row + e.length) for e in own])
+        slots = np.concatenate([np.arange(e.position, e.stop) for e in own])
+        moves = RowMoves.prepare(payload, rows, slots, slots, rope=rope, device=device)
+        parts.append(_Part(payload, rows, moves))
+    return parts
+
+
+def _staged(payload: Payload, layers: slice, device: torch.device) -> Payload:
+    """Some layers of a payload on a GPU, queued on the current stream."""
+    tensors: dict[str, Any] = {
+        name: tensor[layers].to(device, non_blocking=True)
+        for name, tensor in payload.tensors.items()
+    }
+    return replace(payload, **tensors)
+
+
+def _bytes_read(part: _Part) -> int:
+    payload = part.payload
+    blocks = np.unique(payload.row_blocks()[part.rows])
+    rows = int(np.diff(payload.block_rows)[blocks].sum())
+    return sum(tensor.nbytes for tensor in payload.tensors.values()) * rows // payload.rows

@@ -36,6 +36,8 @@ SIZES = {
     "eos_token_id": None,
 }
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -61,21 +63,33 @@ BUILDERS = {
     ),
     "llama-llama3-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
-            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE
+            **SIZES,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_parameters=LLAMA3_ROPE,
         )
     ),
     "llama-yarn-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
-            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=YARN_ROPE
+            **SIZES,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_parameters=YARN_ROPE,
         )
     ),
     "llama-linear-rope": lambda: LlamaForCausalLM(
         LlamaConfig(
-            **SIZES, num_attention_heads=4, num_key_value_heads=2, rope_parameters=LINEAR_ROPE
+            **SIZES,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_parameters=LINEAR_ROPE,
         )
     ),
     "mistral": lambda: MistralForCausalLM(
-        MistralConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, sliding_window=None)
+        MistralConfig(**SIZES, **{**HEADS, "num_key_value_heads": 4}, sliding_window=None)
     ),
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, num_attention_heads=6, num_key_value_heads=3)

@@ -1,50 +1,180 @@
-"""Models that cannot be recovered are refused with the reason."""
+"""What a configuration says about support, and what becomes of the models."""
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import pytest
+import torch
 from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
+    DeepseekV3Config,
+    Gemma3nTextConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
-    MistralConfig,
+    MambaConfig,
+    Phi3Config,
     Qwen2Config,
+    Qwen2VLTextConfig,
+    Qwen3NextConfig,
+    T5Config,
 )
 
-from patchkv_agents.engine.support import rope_of
-from patchkv_agents.errors import UnsupportedModelError
+from patchkv_agents.engine import Engine
+from patchkv_agents.engine.support import support_of
+from patchkv_agents.engine.verdict import SupportLevel, judge_config
+from patchkv_agents.errors import ContextTooLongError, UnsupportedModelError
+from patchkv_agents.recovery import RecoveryPolicy
 
-from .models import BUILDERS, SIZES, tiny_model
+from .families import FEW_HEADS, HEADS, SIZES, model_of, rope
+from .models import BUILDERS, tiny_model
 
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+PATCH = RecoveryPolicy("patch", window_tokens=8, attention_fraction=0.0, tail_tokens=4)
+DYNAMIC = rope(1e4, rope_type="dynamic", factor=2.0)
+MROPE = rope(1e4, mrope_section=[2, 3, 3])
+
+
+def longrope_config(vocabulary: int = 101) -> Phi3Config:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0, *[4.0] * 7], "factor": 8.0}
+    return Phi3Config(
+        **{**SIZES, "vocab_size": vocabulary},
+        **FEW_HEADS,
+        original_max_position_embeddings=256,
+        rope_parameters={**rope(1e4, rope_type="longrope"), **factors},
+    )
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_supported_classes_give_their_own_frequencies(name):
     model = tiny_model(name)
-    rope = rope_of(model)
+    rope = support_of(model).rope
     assert rope.inv_freq.tolist() == model.model.rotary_emb.inv_freq.tolist()
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (MistralConfig(**SIZES, **HEADS, sliding_window=64), "sliding-window"),
-        (
-            Qwen2Config(
-                **SIZES, **HEADS, use_sliding_window=True, sliding_window=64, max_window_layers=1
-            ),
-            "sliding-window",
-        ),
-        (LlamaConfig(**SIZES, **HEADS, rope_parameters=DYNAMIC), "RoPE type 'dynamic'"),
-        (Gemma2Config(**SIZES, **HEADS, head_dim=8), "not been verified"),
-        (GPT2Config(n_embd=48, n_layer=1, n_head=2, vocab_size=101), "not been verified"),
-    ],
-    ids=["mistral-sliding", "qwen2-sliding", "dynamic-rope", "gemma2", "gpt2"],
-)
-def test_what_cannot_be_recovered_is_refused_with_the_reason(config, reason):
-    model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(UnsupportedModelError, match=reason):
-        rope_of(model)
+REFUSED = {
+    "mamba": (lambda: MambaConfig(hidden_size=48, num_hidden_layers=2), "recurrent state"),
+    "qwen3_next": (lambda: Qwen3NextConfig(**SIZES, **HEADS, num_experts=4), "recurrent state"),
+    "deepseek_v3": (lambda: DeepseekV3Config(**SIZES, num_attention_heads=4), "(MLA)"),
+    "gemma3n": (lambda: Gemma3nTextConfig(**SIZES, **HEADS), "values of other layers"),
+    "encoder-decoder": (lambda: T5Config(), "encoder-decoder"),
+    "chunks": (
+        lambda: Qwen2Config(**SIZES, **FEW_HEADS, layer_types=["chunked_attention"] * 4),
+        "layers of type chunked_attention",
+    ),
+    "bidirectional": (
+        lambda: LlamaConfig(**SIZES, **HEADS, is_causal=False),
+        "attention is not causal",
+    ),
+}
+
+EXACT = {
+    "dynamic": (
+        lambda: LlamaConfig(**SIZES, **HEADS, rope_parameters=DYNAMIC),
+        "RoPE type 'dynamic' changes",
+    ),
+    "longrope": (longrope_config, "RoPE type 'longrope' changes"),
+    "mrope": (
+        lambda: Qwen2VLTextConfig(**SIZES, **FEW_HEADS, rope_parameters=MROPE),
+        "M-RoPE",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_work_is_refused_with_the_reason_and_what_still_works(name):
+    config, reason = REFUSED[name]
+    verdict, _ = judge_config(config())
+    assert verdict.level is SupportLevel.REFUSED
+    assert reason in verdict.reason and "generate" in verdict.remedy
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_keys_that_cannot_be_moved_leave_exact_reuse(name):
+    config, reason = EXACT[name]
+    verdict, _ = judge_config(config())
+    assert verdict.level is SupportLevel.EXACT and reason in verdict.reason
+    assert "exact prefix reuse works" in verdict.remedy
+    assert ("up to 256 tokens" in verdict.remedy) == (name == "longrope")
+
+
+def test_a_model_is_refused_within_seconds_by_the_engine(smollm2_tokenizer):
+    config = DeepseekV3Config(
+        **SIZES, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4
+    )
+    model = model_of(config)
+    started = time.perf_counter()
+    with pytest.raises(UnsupportedModelError, match=r"'deepseek_v3' .*MLA.*own `generate`"):
+        Engine(model, smollm2_tokenizer)
+    assert time.perf_counter() - started < 5
+
+
+def test_a_configuration_is_refused_before_weights_are_loaded(tmp_path):
+    """There are none in this folder: looking for them would be another error."""
+    LlamaConfig(**SIZES, **HEADS, kv_lora_rank=8).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="MLA"):
+        Engine.from_pretrained(str(tmp_path))
+
+
+def test_an_unknown_architecture_is_probed():
+    assert judge_config(GptOssConfig())[0].level is SupportLevel.PROBED
+    model = model_of(GptOssConfig(**SIZES, **HEADS, num_local_experts=4, num_experts_per_tok=2))
+    with pytest.raises(UnsupportedModelError, match="its attention takes 's_aux'"):
+        support_of(model)
+
+
+FILLER = " ".join(f"Item {n} costs {n * n} crowns." for n in range(12))
+
+
+def messages(price: str) -> list[dict[str, str]]:
+    return [
+        {"role": "system", "content": "You sell fish."},
+        {"role": "user", "content": f"A herring costs {price} crowns. {FILLER}"},
+        {"role": "user", "content": "What does it cost?"},
+    ]
+
+
+def absolute_config(vocabulary: int) -> GPT2Config:
+    return GPT2Config(vocab_size=vocabulary, n_embd=48, n_layer=2, n_head=3, n_positions=600)
+
+
+@pytest.mark.parametrize("config", [longrope_config, absolute_config])
+def test_a_model_whose_keys_cannot_be_moved_recovers_exactly(config, smollm2_tokenizer):
+    """Whatever the policy, with the reason in the report; appended turns reuse the prefix."""
+    model = model_of(config(len(smollm2_tokenizer)))
+    engine = Engine(model, smollm2_tokenizer, policy=PATCH)
+    thread = engine.thread("t")
+    thread.generate(messages("ten"), max_new_tokens=2)
+    thread.suspend()
+    reply = thread.generate(messages("eleven"), max_new_tokens=2)
+    assert reply.report.is_exact and reply.report.restored == 0 and reply.report.prefix > 10
+    assert "cannot be moved" in reply.report.fallback_reason
+    fresh = engine.thread("fresh").generate(messages("eleven"), max_new_tokens=2)
+    torch.testing.assert_close(reply.first_logits, fresh.first_logits, atol=1e-3, rtol=0)
+    thread.suspend()
+    longer = [*messages("eleven"), {"role": "user", "content": "And two?"}]
+    report = thread.generate(longer, max_new_tokens=2).report
+    assert report.is_exact and report.prefix >= fresh.report.tokens - 5
+
+
+def test_what_would_change_the_frequencies_is_too_long(smollm2_tokenizer):
+    """LongRoPE is one thing up to its original length and another behind it."""
+    engine = Engine(model_of(longrope_config(len(smollm2_tokenizer))), smollm2_tokenizer)
+    assert engine.max_tokens == 256
+    with pytest.raises(ContextTooLongError, match="limit is 256"):
+        engine.thread("t").generate([{"role": "user", "content": "word " * 300}])
+
+
+def test_a_rope_that_moves_nothing_never_gives_a_wrong_number():
+    """Rows in place keep their bits; a row that was moved by mistake is NaN."""
+    from patchkv_agents.engine.support import immovable
+    from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
+
+    keys = torch.randn(2, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    rope, rows = immovable(), np.arange(8)
+    payload = quantize_gather(keys, keys, [(0, 8, 0)], format=PayloadFormat.NATIVE, rope=rope)
+    moved, values = torch.zeros_like(keys), torch.zeros_like(keys)
+    wanted = np.where(rows < 4, rows, rows + 1)
+    dequantize_scatter(payload, rows, rows, wanted, moved, values, rope=rope)
+    assert torch.equal(moved[:, :, :4], keys[:, :, :4]) and torch.equal(values, keys)
+    assert moved[:, :, 4:, [0, 1]].isnan().all()

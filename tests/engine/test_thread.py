@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from patchkv_agents.context import EditKind
+from patchkv_agents.context import Edit, EditKind
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
@@ -62,7 +62,7 @@ def test_greedy_generation_equals_transformers_generate(smollm2_model, smollm2_t
 def test_an_edit_is_recovered_and_says_that_it_is_not_exact(engine, thread):
     first = thread.generate(MESSAGES, max_new_tokens=3)
     assert first.report.is_exact and first.report.new == first.report.tokens
-    assert thread.suspend() > 0
+    thread.suspend()
     assert not thread.sequence.is_live
     report = thread.generate(edited(), policy=PATCH, max_new_tokens=3).report
     assert not report.is_exact and report.restored > 0 and report.policy == "patch"
@@ -265,11 +265,82 @@ def test_an_edit_that_says_forget_is_recovered_exactly(engine, thread):
     torch.testing.assert_close(reply.first_logits, fresh.first_logits, atol=1e-4, rtol=0)
     extents = thread.sequence.checkpoint.extents
     assert sum(extent.length for extent in extents) == reply.report.prefix
-    for extent in extents:  # no block still holds rows from behind the edit
-        assert extent.length == extent.block.keys.shape[2]
+    for extent in extents:  # no payload still holds rows from behind the edit
+        assert extent.length == extent.payload.rows
+    assert list(thread.sequence.versions) == []
     # The next edit, which says nothing, is approximate again.
     again = thread.generate(edited("Pier 3"), policy=PATCH, max_new_tokens=2).report
     assert again.restored > 0 and again.fallback_reason is None
+
+
+def test_forgetting_reaches_rows_that_saw_an_earlier_form(thread):
+    """The text was replaced by an ordinary edit first, and rows behind it restored; they still are
+    what they were when they saw it. Then the caller says forget, and changes nothing."""
+    thread.generate(MESSAGES, max_new_tokens=2)
+    restored = thread.generate(edited(), policy=PATCH, max_new_tokens=2).report
+    assert restored.restored > 0
+    declared = Edit.declare(EditKind.REPLACE_TOOL_RESULT, old=(2,), new=(2,), forget=True)
+    report = thread.generate(edited(), edits=[declared], policy=PATCH, max_new_tokens=2).report
+    assert report.is_exact and report.restored == 0 and "forget" in report.fallback_reason
+    assert 0 < report.prefix < report.tokens - restored.restored
+
+
+def test_a_fork_forgets_what_the_other_is_told_to_forget(engine, thread):
+    """Also one that is answering at that moment: at its next call then."""
+    thread.generate(MESSAGES, max_new_tokens=2)
+    forks = [thread.fork("idle"), thread.fork("answering")]
+    stream = forks[1].stream(MESSAGES, max_new_tokens=5)
+    next(stream)
+    thread.history.replace("call_1", "The ferry leaves from [removed].", forget=True)
+    thread.generate(edited("[removed]"), policy=PATCH, max_new_tokens=2)
+    assert not len(forks[0].sequence.token_ids) and not len(forks[0].sequence.versions)
+    assert len(forks[1].sequence.token_ids)
+    stream.close()
+    for fork in forks:
+        report = fork.generate(edited("[removed]"), policy=PATCH, max_new_tokens=2).report
+        assert report.is_exact and report.new == report.tokens
+        engine.drop(fork.id)
+
+
+def test_the_default_policy_stores_with_loss_and_says_so(engine, thread):
+    """Also the prefix is not called exact then; an exact call computes it again."""
+    default = RecoveryPolicy.default()
+    thread.generate(MESSAGES, policy=default, max_new_tokens=2)
+    thread.suspend()
+    lossless = 2 * thread.sequence.checkpoint.token_ids.size * 3 * 2 * 8 * 4
+    assert thread.sequence.checkpoint.payload_bytes < 0.7 * lossless
+    report = thread.generate(edited(), policy=default, max_new_tokens=2).report
+    assert not report.is_exact and report.cache_read == 0 and report.restored > 0
+    assert sum(report.restored_formats.values()) == report.restored
+    exact = thread.generate(edited(), policy=RecoveryPolicy.exact(), max_new_tokens=2).report
+    assert exact.is_exact and exact.fallback_reason is None
+
+
+def test_going_back_in_history_restores_that_version(engine, thread):
+    thread.generate(MESSAGES, max_new_tokens=2)
+    thread.suspend()
+    first = thread.history.head.id
+    thread.generate(edited(), policy=PATCH, max_new_tokens=2)
+    thread.suspend()
+    report = thread.generate(MESSAGES, policy=PATCH, max_new_tokens=2).report
+    assert report.resumed_from == first and report.is_exact
+    assert report.prefix == report.tokens - 1
+    assert report.restored_formats == {"native": report.prefix}
+
+
+def test_sampled_ids_are_kept_where_encoding_the_answer_gives_others(engine, thread):
+    """A random model hardly ever writes a text in the tokens that the tokenizer would choose."""
+    first = thread.generate(MESSAGES, max_new_tokens=24, temperature=1.0, seed=3)
+    assert list(first.token_ids) != engine.tokenizer.encode(first.text)
+    state = thread.sequence.token_ids
+    answered = [*MESSAGES, {"role": "assistant", "content": first.text}]
+    follow_up = [*answered, {"role": "user", "content": "Sure?"}]
+    report = thread.generate(follow_up, max_new_tokens=1).report
+    assert report.cache_read == len(state) and report.is_exact
+    fork = thread.fork("sampled-fork")
+    fork.suspend()
+    assert fork.generate(answered, max_new_tokens=1).report.cache_read >= len(state)
+    engine.drop("sampled-fork")
 
 
 def test_threads_of_one_engine_run_from_several_python_threads(engine):

@@ -137,6 +137,16 @@ def test_each_of_several_edits_has_a_window():
     assert ranges_of(found.labels == RowLabel.WINDOW) == ((22, 27), (62, 67))
 
 
+def test_blocks_that_moved_are_new():
+    """Their old state exists, and is far from what it would be at the new place."""
+    block, rest = list(range(1000, 1050)), list(range(2000, 2300))
+    alignment = align([*range(20), *block, *rest], [*range(20), *rest, *block, 5])
+    assert alignment.moves == (Run(20, 320, 50),)
+    found = plan(alignment)
+    assert layout(found)[-1] == ("NEW", 320, 371)
+    assert (found.source[320:] == -1).all()
+
+
 def test_repair_ratio_counts_the_suffix_only():
     """Stale rows in front of a late edit, recomputed by an exact policy, made it exceed 1."""
     origins = np.zeros(100, np.int16)

@@ -1,0 +1,182 @@
+"""Offload: the rows of a live cache that no payload holds yet go to CPU memory.
+
+Rows are encoded once, from the bits that the model wrote. A block at the end of the context that
+is not complete yet stays as it is (`NATIVE`) until it is; so does a row that had to be stored in
+haste because an edit moved it while the cache was live. The next offload encodes both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from patchkv_agents.checkpoint.checkpoint import QUANTISED_ORIGIN, Checkpoint
+from patchkv_agents.checkpoint.extents import Extent, extents_of
+from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
+from patchkv_agents.ranges import BoolArray, mask_of, ranges_of
+from patchkv_kernels import PayloadFormat, Rope, quantize_gather
+
+BLOCK_SIZE = 32
+"""Tokens of a source block."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows `[row, row + length)` of a tensor, written at `written`, at `position` by now."""
+
+    row: int
+    length: int
+    written: int
+    position: int
+
+    @property
+    def source(self) -> tuple[int, int, int]:
+        """First row, end, write position."""
+        return self.row, self.row + self.length, self.written
+
+
+@torch.inference_mode()
+def store_rows(
+    keys: torch.Tensor, values: torch.Tensor, rows: BoolArray, rope: Rope
+) -> tuple[Extent, ...]:
+    """Copy rows of a live cache, bit for bit, into one payload.
+
+    Args:
+        keys, values: `[layers, kv_heads, capacity, head_dim]`; not changed.
+        rows: positions to store, bool `[tokens]`.
+        rope: of the model.
+    """
+    blocks = list(_live_blocks(rows))
+    if not blocks:
+        return ()
+    ranges = [block.source for block in blocks]
+    payload = quantize_gather(keys, values, ranges, format=PayloadFormat.NATIVE, rope=rope)
+    return extents_of(payload, [block.position for block in blocks])
+
+
+@torch.inference_mode()
+def offload(
+    checkpoint: Checkpoint,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    rope: Rope,
+    precision: PrecisionPolicy | None,
+) -> Checkpoint:
+    """The checkpoint with every row stored.
+
+    Args:
+        checkpoint: of the context whose rows the cache holds.
+        keys, values: of the cache, `[layers, kv_heads, capacity, head_dim]`; not changed.
+        rope: of the model.
+        precision: chooses formats; None stores every row losslessly, and so do heads whose size
+            is not a multiple of 8, which the formats need.
+
+    Returns:
+        A new checkpoint. Rows that lose precision change their origin from exact to quantised.
+    """
+    stored = checkpoint.stored
+    if precision is None or keys.shape[3] % 8:
+        return checkpoint.with_extents(
+            (*checkpoint.extents, *store_rows(keys, values, ~stored, rope))
+        )
+    tokens = len(checkpoint)
+    complete = np.arange(tokens) < tokens // BLOCK_SIZE * BLOCK_SIZE
+    native = [e for e in checkpoint.extents if e.payload.format is PayloadFormat.NATIVE]
+    moved = [extent for extent in native if extent.delta]
+    # A row that was stored as it is and has not moved since is the same, bit for bit, in the cache.
+    unmoved = mask_of([(e.position, e.stop) for e in native if not e.delta], tokens)
+    sources = [(keys, values, list(_live_blocks((~stored | unmoved) & complete)))]
+    for payload in {extent.payload: None for extent in moved}:
+        blocks = [
+            block
+            for extent in moved
+            if extent.payload is payload
+            for block in _stored_blocks(extent, int(complete.sum()))
+        ]
+        sources.append((payload.keys, payload.values, blocks))
+
+    channels = _channels(checkpoint.extents)
+    encoded: list[Extent] = []
+    for source_keys, source_values, blocks in sources:
+        if not blocks:
+            continue
+        rows = np.concatenate([np.arange(b.position, b.position + b.length) for b in blocks])
+        formats = block_formats(
+            precision,
+            source_keys,
+            source_values,
+            [block.source for block in blocks],
+            checkpoint.scores[rows],
+            tokens=tokens,
+            rope=rope,
+        )
+        # The format with most rows first: its payload gives the channel statistics of the others.
+        for format, _ in Counter(formats).most_common():
+            own = [b for b, chosen in zip(blocks, formats, strict=True) if chosen is format]
+            payload = quantize_gather(
+                source_keys,
+                source_values,
+                [block.source for block in own],
+                format=format,
+                rope=rope,
+                channels=channels,
+            )
+            extents = extents_of(payload, [block.position for block in own])
+            channels = _channels(extents) if channels is None else channels
+            encoded += extents
+    anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
+    kept = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
+    tail = store_rows(keys, values, ~stored & ~anew, rope)
+    return replace(
+        checkpoint.with_extents((*kept, *encoded, *tail)),
+        origins=_origins(checkpoint.origins, encoded, keys.dtype),
+    )
+
+
+def _live_blocks(rows: BoolArray) -> Iterator[_Block]:
+    """Rows of a cache (bool `[tokens]`), cut where the grid of `BLOCK_SIZE` tokens cuts them."""
+    for start, stop in ranges_of(rows):
+        for first, last in _cut(start, stop):
+            yield _Block(row=first, length=last - first, written=first, position=first)
+
+
+def _stored_blocks(extent: Extent, stop: int) -> Iterator[_Block]:
+    """Rows of an extent before position `stop`, cut in the same way."""
+    for first, last in _cut(extent.position, min(extent.stop, stop)):
+        part = extent.part(first, last)
+        yield _Block(part.row, part.length, part.written, part.position)
+
+
+def _cut(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    while start < stop:
+        border = min(stop, (start // BLOCK_SIZE + 1) * BLOCK_SIZE)
+        yield start, border
+        start = border
+
+
+def _channels(extents: Sequence[Extent]) -> torch.Tensor | None:
+    """The channel statistics of quantised rows; all share the same, so that they can be joined."""
+    shared = (extent.payload.key_channels for extent in extents)
+    return next((channels for channels in shared if channels is not None), None)
+
+
+def _origins(
+    origins: npt.NDArray[np.int16], encoded: Sequence[Extent], dtype: torch.dtype
+) -> npt.NDArray[np.int16]:
+    """Origins once the `encoded` rows of a model of this dtype have been stored."""
+    origins = origins.copy()
+    for extent in encoded:
+        format = extent.payload.format
+        lossless = format is PayloadFormat.NATIVE or (
+            format is PayloadFormat.F16 and extent.payload.keys.dtype == dtype
+        )
+        if not lossless:
+            rows = origins[extent.position : extent.stop]
+            rows[rows == 0] = QUANTISED_ORIGIN[format]
+    return origins

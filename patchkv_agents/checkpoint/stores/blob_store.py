@@ -1,0 +1,286 @@
+"""Checkpoints in a place for named bytes: a local folder, an object store, Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from patchkv_agents.checkpoint.checkpoint import Checkpoint
+from patchkv_agents.checkpoint.key import CheckpointKey
+from patchkv_agents.checkpoint.serialization import (
+    Arrays,
+    Manifest,
+    PayloadBytes,
+    PayloadRecord,
+    arrays_of,
+    checkpoint_of,
+    checksum,
+    empty_payload,
+    joined,
+    split,
+    tensor_records,
+)
+from patchkv_agents.checkpoint.stores import names
+from patchkv_agents.checkpoint.stores.base import (
+    CheckpointLoad,
+    StoreStats,
+    all_of,
+    result_by,
+)
+from patchkv_agents.checkpoint.stores.blobs import MAX_PART_BYTES, BlobStore
+from patchkv_agents.checkpoint.stores.cleaning import Cleaner, read_manifests
+from patchkv_agents.errors import CheckpointError
+from patchkv_kernels.payload import Payload
+
+
+class BlobCheckpointStore:
+    """A `CheckpointStore` on a `BlobStore`, which other processes and machines may share.
+
+    A version is there once its manifest is, which is written last. Readers check every byte. Each
+    payload is written once per thread; versions that share it name the same parts. Nothing is
+    locked between processes: where one deletes what another is about to refer to, that other
+    version turns out incomplete, and its load says so.
+
+    Args:
+        budget_bytes: of all blobs; the longest unused versions go first. It costs a listing of
+            the whole store at each save, so it is for local folders.
+        keep_versions: of each thread, model and namespace.
+        expire_s: `sweep` removes versions not used for this long; for stores without expiry.
+        grace_s: age from which a blob to which no version refers is taken for garbage of a writer
+            that died, and not for the work of one that is busy.
+        load_timeout_s: limit for a whole load.
+        workers: parts that are read or written at once.
+        part_bytes: size of a part, at most 64 MiB; None for what suits `blobs`.
+    """
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        *,
+        budget_bytes: int | None = None,
+        keep_versions: int = 20,
+        expire_s: float | None = None,
+        grace_s: float = 3600.0,
+        load_timeout_s: float = 30.0,
+        workers: int = 4,
+        part_bytes: int | None = None,
+    ) -> None:
+        self._blobs = blobs
+        self._part_bytes = min(part_bytes or blobs.part_bytes, MAX_PART_BYTES)
+        self._load_timeout_s = load_timeout_s
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="patchkv-blobs")
+        self._cleaner = Cleaner(blobs, self._pool, budget_bytes, keep_versions, expire_s, grace_s)
+        self._lock = threading.RLock()  # one save or deletion at a time in this process
+        self._counts: Counter[str] = Counter()
+        # Payloads that are in this process and in the store.
+        self._records: WeakKeyDictionary[Payload, PayloadRecord] = WeakKeyDictionary()
+        self._payloads: WeakValueDictionary[str, Payload] = WeakValueDictionary()
+
+    def save(self, key: CheckpointKey, checkpoint: Checkpoint) -> None:
+        """Write what is not there yet, the manifest last; then make room."""
+        payloads = list(dict.fromkeys(extent.payload for extent in checkpoint.extents))
+        folder, manifest = names.folder_of(key), names.manifest_of(key)
+        written: list[str] = []
+        with self._lock:
+            sizes = {info.name: info.size for info in self._blobs.list_blobs(folder)}
+            try:
+                records = tuple(self._put(folder, p, sizes, written) for p in payloads)
+                arrays, shapes = joined(arrays_of(checkpoint, payloads))
+                arrays_name = names.new_arrays_of(key)
+                self._blobs.put(arrays_name, arrays)
+                written.append(arrays_name)
+                document = Manifest(key, arrays_name, checksum(arrays), shapes, records)
+                self._blobs.put(manifest, document.encode())
+            except BaseException:
+                # Where space ran out, what was written must not keep it.
+                with contextlib.suppress(CheckpointError):
+                    self._blobs.delete(written)
+                raise
+            for payload, record in zip(payloads, records, strict=True):
+                self._remember(payload, record)
+            replaced = [n for n in sizes if names.is_arrays_of(key, n)]
+            if replaced:
+                self._blobs.delete(replaced)
+            self._cleaner.make_room(key)
+
+    def load(self, key: CheckpointKey) -> Checkpoint | None:
+        """The checkpoint of exactly this key, or None if there is none."""
+        loading = self.open(key)
+        if loading is None:
+            return None
+        loading.wait()
+        return loading.checkpoint
+
+    def open(self, key: CheckpointKey) -> CheckpointLoad | None:
+        """As `load`, but returns while payload parts are on their way, first layers first."""
+        deadline = time.monotonic() + self._load_timeout_s
+        try:
+            found = self._find(key, deadline)
+        except CheckpointError:
+            self._counts["misses"] += 1
+            raise
+        if found is None:
+            self._counts["misses"] += 1
+            return None
+        manifest, arrays = found
+        folder = names.folder_of(key)
+        payloads: list[Payload] = []
+        jobs: list[tuple[int, Callable[[], None]]] = []
+        for number, record in enumerate(manifest.payloads):
+            payload = self._payloads.get(record.id)
+            if payload is None:
+                payload = empty_payload(
+                    record, arrays[f"block_rows.{number}"], arrays[f"positions.{number}"]
+                )
+                stream = PayloadBytes(payload, record.part_bytes)
+                jobs += [
+                    (record.first_layer(part), partial(self._fetch, folder, record, stream, part))
+                    for part in range(stream.parts)
+                ]
+            payloads.append(payload)
+        jobs.sort(key=lambda job: job[0])
+        arrivals = [(first_layer, self._pool.submit(fetch)) for first_layer, fetch in jobs]
+
+        def on_end(complete: bool) -> None:
+            self._counts["hits" if complete else "misses"] += 1
+            if complete:
+                for payload, record in zip(payloads, manifest.payloads, strict=True):
+                    self._remember(payload, record)
+                with contextlib.suppress(CheckpointError):
+                    self._blobs.touch(names.blobs_of(manifest))
+
+        return CheckpointLoad(checkpoint_of(arrays, payloads), arrivals, deadline, on_end)
+
+    def versions(
+        self, fingerprint: str, tenant: str, thread: str, namespace: str
+    ) -> list[CheckpointKey]:
+        """The stored versions of a thread whose manifests can be read, longest unused first."""
+        scope = CheckpointKey(fingerprint, tenant, thread, namespace, "")
+        infos = self._blobs.list_blobs(names.folder_of(scope))
+        found = [info for info in infos if names.is_manifest_in_scope_of(scope, info.name)]
+        found.sort(key=lambda info: info.modified_s)
+        manifests = read_manifests(self._blobs, self._pool, [info.name for info in found])
+        return [manifest.key for manifest in manifests.values() if manifest is not None]
+
+    def delete(self, key: CheckpointKey) -> None:
+        """Forget a version (see `CheckpointStore.delete`)."""
+        with self._lock:
+            self._cleaner.forget(key)
+
+    def delete_thread(self, tenant: str, thread: str) -> None:
+        """Delete everything of a thread, for all models and namespaces."""
+        with self._lock:
+            self._cleaner.remove_thread(tenant, thread)
+
+    def sweep(self) -> None:
+        """Remove expired versions, what exceeds the budget, and garbage of writers that died.
+
+        It reads every manifest: call it now and then, from one process.
+        """
+        with self._lock:
+            self._cleaner.sweep()
+
+    def stats(self) -> StoreStats:
+        """Counts and sizes; lists the whole store."""
+        infos = self._blobs.list_blobs()
+        return StoreStats(
+            checkpoints=sum(names.is_manifest(info.name) for info in infos),
+            stored_bytes=sum(info.size for info in infos),
+            hits=self._counts["hits"],
+            misses=self._counts["misses"],
+            evictions=self._cleaner.evictions,
+        )
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._blobs.close()
+
+    # Writing
+
+    def _put(
+        self, folder: str, payload: Payload, sizes: Mapping[str, int], written: list[str]
+    ) -> PayloadRecord:
+        """Write the parts of a payload that are not there in full, and add them to `written`."""
+        known = self._records.get(payload)
+        if known is not None:
+            part_names = names.parts_of(folder, known)
+            missing = [
+                part
+                for part, name in enumerate(part_names)
+                if sizes.get(name) != known.part_size(part)
+            ]
+            if missing:
+                self._put_parts(
+                    PayloadBytes(payload, known.part_bytes), part_names, missing, written
+                )
+            self._blobs.touch([n for part, n in enumerate(part_names) if part not in missing])
+            return known
+        stream = PayloadBytes(payload, self._part_bytes)
+        identity = uuid.uuid4().hex
+        part_names = [names.part_of(folder, identity, part) for part in range(stream.parts)]
+        checksums = self._put_parts(stream, part_names, range(stream.parts), written)
+        return PayloadRecord(
+            id=identity,
+            format=payload.format,
+            tensors=tensor_records(payload),
+            part_bytes=self._part_bytes,
+            checksums=tuple(checksums),
+        )
+
+    def _put_parts(
+        self,
+        stream: PayloadBytes,
+        part_names: Sequence[str],
+        parts: Sequence[int],
+        written: list[str],
+    ) -> list[str]:
+        """Write some parts of a payload; gives their checksums."""
+        written += [part_names[part] for part in parts]
+
+        def put(part: int) -> str:
+            data = stream.read(part)
+            self._blobs.put(part_names[part], data)
+            return checksum(data)
+
+        return all_of(self._pool, [partial(put, part) for part in parts])
+
+    def _remember(self, payload: Payload, record: PayloadRecord) -> None:
+        self._records[payload] = record
+        self._payloads[record.id] = payload
+
+    # Reading
+
+    def _find(self, key: CheckpointKey, deadline: float) -> tuple[Manifest, Arrays] | None:
+        """The manifest and arrays of `key`, or None if there is no manifest."""
+        for _ in range(2):  # a save in between replaces both
+            data = result_by(self._pool.submit(self._blobs.get, names.manifest_of(key)), deadline)
+            if data is None:
+                return None
+            manifest = Manifest.decode(bytes(data))
+            if manifest.key != key:
+                raise CheckpointError("a stored checkpoint is not the one that its name says")
+            arrays = result_by(self._pool.submit(self._blobs.get, manifest.arrays), deadline)
+            if arrays is not None:
+                if checksum(arrays) != manifest.arrays_checksum:
+                    raise CheckpointError("the arrays of a stored checkpoint are damaged")
+                return manifest, split(arrays, manifest.shapes)
+        raise CheckpointError("a stored checkpoint is incomplete: its arrays are missing")
+
+    def _fetch(self, folder: str, record: PayloadRecord, stream: PayloadBytes, part: int) -> None:
+        name = names.part_of(folder, record.id, part)
+        data = self._blobs.get(name)
+        if data is None:
+            raise CheckpointError("a stored checkpoint is incomplete: a payload part is missing")
+        if len(data) != record.part_size(part) or checksum(data) != record.checksums[part]:
+            with contextlib.suppress(CheckpointError):
+                self._blobs.delete([name])  # saves would take it for stored
+            raise CheckpointError("a payload part of a stored checkpoint is damaged")
+        stream.fill(part, data)

@@ -1,0 +1,46 @@
+"""Work beside the model: jobs in another thread, kernels and copies on another CUDA stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+def submitted(job: Callable[[], Result], worker: Executor | None) -> Future[Result]:
+    """The outcome of `job`, to come from `worker`, or there already without one."""
+    if worker is not None:
+        return worker.submit(job)
+    future: Future[Result] = Future()
+    try:
+        future.set_result(job())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[None]:
+    """A CUDA stream on which what is queued inside the context runs beside the model.
+
+    It begins after what the model has been given until now (not until the context is entered), and
+    leaving the context waits for it. On other devices the context does nothing.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            stream.synchronize()
+
+    return entered()

@@ -1,0 +1,169 @@
+"""The attention function that is registered with Transformers, and what it is told of a call.
+
+Inside `forward_rows` it works on the rows of the call: a row at position p sees exactly the keys
+at positions <= p, or the last of them in a layer with a sliding window. Elsewhere it is SDPA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from patchkv_agents.engine.attention import run_attention, softcapped_attention
+from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.errors import UnsupportedModelError
+from patchkv_agents.ranges import RowSet
+
+ATTENTION_NAME = "patchkv"
+"""The attention implementation under which it is registered."""
+
+MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Which keys queries see: (batch, head, query positions, key positions) to bool."""
+
+_UNDERSTOOD = frozenset({"sliding_window", "softcap", "is_causal"})
+"""Arguments of an attention call that change its result, and are heeded."""
+_WITHOUT_EFFECT = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions"})
+
+
+@dataclass(slots=True)
+class AttentionRecord:
+    """What a model asks of its attention function, for the probe of unknown models.
+
+    Attributes:
+        masks: the mask functions that the model made, in order.
+        mask_of: by layer, which of them came with the attention call, or None.
+        window_of: by layer, the width of its sliding window, or None.
+    """
+
+    masks: list[MaskFunction] = field(default_factory=list)
+    mask_of: dict[int, int | None] = field(default_factory=dict)
+    window_of: dict[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRows:
+    """What the attention function and the cache must know of the call under way.
+
+    Attributes:
+        rows: the rows that run.
+        capture: collects attention mass, or None.
+        ready: is called with a layer's index before the layer reads the cache, or None.
+        record: collects what the model asks of its attention, or None.
+    """
+
+    rows: RowSet
+    capture: AttentionCapture | None
+    ready: Callable[[int], None] | None
+    record: AttentionRecord | None
+
+
+_ACTIVE: ContextVar[ActiveRows | None] = ContextVar("patchkv_active_rows", default=None)
+
+
+def active_rows() -> ActiveRows | None:
+    """The call under way, if there is one."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def activated(active: ActiveRows) -> Iterator[None]:
+    """Make the attention function work on the rows of this call."""
+    token = _ACTIVE.set(active)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The registered attention function: by rows inside `forward_rows`, plain SDPA elsewhere.
+
+    Args:
+        module: the model's attention layer.
+        query: `[1, heads, rows, head_dim]`, packed rows.
+        key, value: `[1, kv_heads, visible, head_dim]`, what `_RowLayer.update` returned.
+        attention_mask: what `_mask` returned.
+        scaling: factor of the scores; None is `head_dim ** -0.5`.
+        dropout: used outside `forward_rows` only.
+        kwargs: `sliding_window` and `softcap` where the layer has them, and others.
+
+    Returns:
+        `[1, rows, heads, head_dim]`, and None for the weights.
+
+    Raises:
+        UnsupportedModelError: the layer asks for what this function does not do.
+    """
+    active = _ACTIVE.get()
+    softcap = kwargs.get("softcap")
+    if active is None:
+        if softcap is not None:
+            output = softcapped_attention(
+                query, key, value, attention_mask, scaling=scaling, softcap=softcap
+            )
+            return output.transpose(1, 2).contiguous(), None
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    _check_arguments(module, kwargs)
+    layer, window = int(module.layer_idx), kwargs.get("sliding_window")  # type: ignore[arg-type]
+    if active.record is not None:
+        active.record.mask_of[layer] = None
+        if attention_mask is not None and attention_mask.dtype == torch.int64:  # from `_mask`
+            active.record.mask_of[layer] = int(attention_mask.flatten()[0])
+        active.record.window_of[layer] = window
+    output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+    for offset, start, stop in active.rows.packed():
+        rows = slice(offset, offset + stop - start)
+        run, keys, values = query[:, :, rows], key[:, :, :stop], value[:, :, :stop]
+        part = run_attention(run, keys, values, scaling=scaling, window=window, softcap=softcap)
+        output[:, rows] = part.transpose(1, 2)
+        if active.capture is not None and window is None and softcap is None:
+            active.capture.observe(layer, start, run[0], keys[0], scaling)
+    return output, None
+
+
+def _check_arguments(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Refuse an attention call that asks for what `run_attention` does not do."""
+    for name, argument in kwargs.items():
+        if argument is None or argument is False or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _UNDERSTOOD:
+            raise UnsupportedModelError(f"its attention takes '{name}', which is not known here")
+    if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise UnsupportedModelError("its attention is not causal")
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """No mask inside `forward_rows`, where the attention function is causal by itself.
+
+    For a record, a stand-in that tells the attention function which mask it is.
+    """
+    active = _ACTIVE.get()
+    if active is None:
+        return sdpa_mask(*args, **kwargs)
+    if active.record is None:
+        return None
+    active.record.masks.append(kwargs["mask_function"])
+    index = torch.tensor(len(active.record.masks) - 1, device=kwargs.get("device"))
+    return index.expand(1, 1, kwargs["q_length"], kwargs["kv_length"])
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(ATTENTION_NAME, _mask)

@@ -1,0 +1,63 @@
+"""Attention of the last rows against a plain softmax in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkv_agents.engine.attention import run_attention, softcapped_attention
+
+
+def reference(query, key, value, *, scaling, window, softcap):
+    """Query by query, head by head."""
+    heads, rows, head_dim = query.shape[1:]
+    tokens, groups = key.shape[2], heads // key.shape[1]
+    out = torch.empty(heads, rows, head_dim, dtype=torch.float64)
+    for head in range(heads):
+        for row in range(rows):
+            position = tokens - rows + row
+            first = 0 if window is None else max(0, position + 1 - window)
+            seen = slice(first, position + 1)
+            keys, values = (x[0, head // groups, seen].double() for x in (key, value))
+            scores = keys @ query[0, head, row].double() * (scaling or head_dim**-0.5)
+            if softcap is not None:
+                scores = softcap * (scores / softcap).tanh()
+            out[head, row] = scores.softmax(0) @ values
+    return out
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 12),
+    past=st.integers(0, 30),
+    heads=st.sampled_from([(1, 1), (3, 1), (6, 3), (9, 9)]),
+    scaling=st.sampled_from([None, 0.05]),
+    window=st.sampled_from([None, 1, 2, 7, 20, 42, 100]),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+    seed=st.integers(0, 100),
+)
+def test_rows_see_what_they_should(rows, past, heads, scaling, window, softcap, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, heads[0], rows, 8, generator=generator)
+    key, value = torch.randn(2, 1, heads[1], past + rows, 8, generator=generator)
+    settings = {"scaling": scaling, "window": window, "softcap": softcap}
+    actual = run_attention(query, key, value, **settings)
+    expected = reference(query, key, value, **settings)
+    torch.testing.assert_close(actual[0].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_softcap_without_a_mask_is_causal():
+    query, key, value = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    options = {"scaling": None, "softcap": 2.0}
+    torch.testing.assert_close(
+        softcapped_attention(query, key, value, None, **options),
+        softcapped_attention(query, key, value, mask, **options),
+    )
+    changed = softcapped_attention(query, key, value, mask.new_ones(5, 5), **options)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            changed, softcapped_attention(query, key, value, mask, **options)
+        )

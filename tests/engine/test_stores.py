@@ -1,0 +1,197 @@
+"""Threads whose state lies in a store beyond this process: resumed elsewhere, forgotten, broken."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+
+from patchkv_agents.checkpoint.stores import MemoryStore, open_store
+from patchkv_agents.context import ContextHistory, Edit, EditKind, SQLiteHistoryStore
+from patchkv_agents.engine import Engine
+from patchkv_agents.engine.fingerprint import model_fingerprint
+from patchkv_agents.errors import CheckpointError, HistoryStoreError
+from patchkv_agents.recovery import RecoveryPolicy
+
+from .models import tiny_engine
+from .test_thread import MESSAGES, edited
+
+PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_tokenizer):
+    return tiny_engine(smollm2_tokenizer, max_tokens=700)
+
+
+@pytest.fixture
+def engine_on(plain):
+    """Engines on one model, as in several processes."""
+
+    def engine(store, **options):
+        made = Engine(plain.adapter.model, plain.tokenizer, store=store, **options)
+        made.fingerprint = plain.fingerprint  # computed once
+        return made
+
+    return engine
+
+
+def suspended(engine, name="t", messages=MESSAGES):
+    """A thread whose suspend has reached the store."""
+    thread = engine.thread(name)
+    thread.generate(messages, max_new_tokens=2)
+    thread.suspend()
+    engine.stored_thread(name).versions()  # waits for the save
+    return thread
+
+
+class Broken(MemoryStore):
+    """Fails at the calls named."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        for call in calls:
+            setattr(self, call, self._fail)
+
+    def _fail(self, *args, **options):
+        raise CheckpointError("the store is away")
+
+
+def test_another_engine_resumes_the_thread(plain, engine_on):
+    store = MemoryStore()
+    first = suspended(engine_on(store))
+    other = engine_on(store).thread("t")
+    report = other.generate(edited(), policy=PATCH, max_new_tokens=2).report
+    assert report.resumed_from == first.history.head.id and report.fallback_reason is None
+    assert report.prefix > 0 and report.restored > 0 and report.fetch_ms > 0
+    exact = engine_on(store).thread("t").generate(edited(), max_new_tokens=2)
+    expected = plain.thread("fresh").generate(edited(), max_new_tokens=2)
+    plain.drop("fresh")
+    torch.testing.assert_close(exact.first_logits, expected.first_logits, atol=1e-4, rtol=0)
+
+
+def test_a_folder_is_enough_to_go_on_elsewhere_and_damage_is_noticed(plain, engine_on, tmp_path):
+    """Rows stream in while the model computes. Then a byte of the largest file is flipped."""
+    first = suspended(engine_on(open_store(tmp_path)))
+    report = engine_on(open_store(tmp_path)).thread("t").generate(MESSAGES, max_new_tokens=2).report
+    assert report.resumed_from == first.history.head.id
+    assert report.prefix == report.tokens - 1 and report.restored_formats["native"] > 0
+
+    largest = max(tmp_path.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    reply = engine_on(open_store(tmp_path)).thread("t").generate(MESSAGES, max_new_tokens=2)
+    assert "could not be read" in reply.report.fallback_reason
+    assert reply.report.is_exact and reply.report.new == reply.report.tokens
+    expected = plain.thread("fresh").generate(MESSAGES, max_new_tokens=2)
+    plain.drop("fresh")
+    assert reply.token_ids == expected.token_ids
+    torch.testing.assert_close(reply.first_logits, expected.first_logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("other", [{"tenant": "b"}, {"thread": "u"}, {"namespace": "sub"}])
+def test_nobody_else_is_answered_from_it(engine_on, other):
+    store = MemoryStore()
+    suspended(engine_on(store, tenant="a"))
+    engine = engine_on(store, tenant=other.get("tenant", "a"))
+    thread = engine.thread(other.get("thread", "t"), namespace=other.get("namespace", ""))
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert report.new == report.tokens and report.resumed_from is None
+
+
+@pytest.mark.parametrize("call", ["versions", "open"])
+def test_a_store_that_cannot_be_read_is_done_without(engine_on, call):
+    store = MemoryStore()
+    suspended(engine_on(store))
+    broken = Broken(call)
+    broken._checkpoints = store._checkpoints
+    reply = engine_on(broken).thread("t").generate(MESSAGES, policy=PATCH, max_new_tokens=2)
+    assert reply.report.new == reply.report.tokens and reply.report.is_exact
+    assert "the store is away" in reply.report.fallback_reason
+
+
+def test_a_store_that_cannot_be_written_costs_nothing_but_the_copy(engine_on, caplog):
+    with caplog.at_level(logging.WARNING):
+        thread = suspended(engine_on(Broken("save")))
+    assert "the store is away" in caplog.text
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert report.prefix == report.tokens - 1 and report.fallback_reason is None
+
+
+def test_forgetting_reaches_the_store(engine_on):
+    """Also what another process stored, and also where the store could not do it at first."""
+    store = MemoryStore()
+    engine = engine_on(store)
+    thread = suspended(engine)
+    saw = thread.history.head.id
+    thread.history.replace("call_1", "The ferry leaves from [removed].", forget=True)
+    messages = copy.deepcopy(edited("[removed]"))
+
+    real, store.delete = store.delete, Broken("delete").delete
+    report = thread.generate(messages, max_new_tokens=2).report
+    assert "not deleted yet: the store is away" in report.fallback_reason
+    assert engine.stored_thread("t").versions() == [saw]
+    store.delete = real
+    assert thread.generate(messages, max_new_tokens=2).report.fallback_reason is None
+    assert engine.stored_thread("t").versions() == []
+    thread.suspend()
+    assert engine.stored_thread("t").versions() == [thread.history.head.id]
+    assert thread.generate(messages, max_new_tokens=2).report.prefix > 0
+
+
+def test_dropping_a_thread_deletes_it_in_the_store_only_if_asked(engine_on):
+    store = MemoryStore()
+    engine = engine_on(store)
+    suspended(engine)
+    engine.drop("t")
+    assert store.stats().checkpoints == 1
+    engine.drop("t", delete=True)
+    assert store.stats().checkpoints == 0
+
+
+def test_the_fingerprint_names_the_model_and_nothing_else(plain, smollm2_tokenizer):
+    """The same weights give the same name, whatever was done with the tokenizer; one changed
+    weight of a small tensor, another dtype or another vocabulary gives another."""
+    model = plain.adapter.model
+    name = model_fingerprint(model, smollm2_tokenizer)
+    padded = copy.deepcopy(smollm2_tokenizer)
+    padded(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    assert model_fingerprint(copy.deepcopy(model), padded) == name
+    changed = copy.deepcopy(model)
+    changed.model.norm.weight.data[3] += 1e-3
+    assert model_fingerprint(changed, smollm2_tokenizer) != name
+    assert model_fingerprint(copy.deepcopy(model).bfloat16(), smollm2_tokenizer) != name
+    padded.add_tokens(["<another>"])
+    assert model_fingerprint(model, padded) != name
+
+
+def test_history_and_rows_together_carry_a_thread_to_another_engine(engine_on, tmp_path):
+    """The second engine takes up both; a fork, a forget and a deletion reach the files."""
+    rows, file = open_store(tmp_path / "rows"), tmp_path / "history.db"
+    first = suspended(engine_on(rows, history=SQLiteHistoryStore(file)))
+    engine = engine_on(rows, history=SQLiteHistoryStore(file))
+    thread = engine.thread("t")
+    assert thread.history.head.id == first.history.head.id
+    report = thread.generate(edited(), policy=PATCH, max_new_tokens=2).report
+    assert report.resumed_from == first.history.head.id and report.restored > 0
+    [edit] = thread.history.log()[0].edits
+    assert edit.kind is EditKind.REPLACE_TOOL_RESULT and edit.old_index == 2
+
+    fork = thread.fork("copy")
+    assert fork.history.head.id == thread.history.head.id
+    with pytest.raises(HistoryStoreError, match="copy"):
+        engine_on(rows, history=SQLiteHistoryStore(file)).thread("t").fork("copy")
+
+    forget = Edit.declare(EditKind.REDACT, old=(2,), new=(2,), forget=True)
+    report = thread.generate(edited("[removed]"), edits=[forget], max_new_tokens=2).report
+    assert "forget" in report.fallback_reason and report.is_exact
+    for name in ("Pier 4", "Pier 9"):
+        assert name.encode() not in b"".join(p.read_bytes() for p in tmp_path.glob("history.db*"))
+
+    engine.drop("t", delete=True)
+    again = ContextHistory(SQLiteHistoryStore(file), thread="t")
+    assert again.head is None and not engine.stored_thread("t").versions()
+    assert ContextHistory(SQLiteHistoryStore(file), thread="copy").head is not None

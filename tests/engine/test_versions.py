@@ -1,0 +1,249 @@
+"""Versions of one sequence side by side: going back, branching, memory, faults."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from patchkv_agents.checkpoint import CheckpointVersions
+from patchkv_agents.checkpoint import offload as offload_module
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.checkpoint.stores.base import CheckpointLoad
+from patchkv_agents.engine import sequence as sequence_module
+from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.support import rope_of
+from patchkv_agents.errors import CheckpointError
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, restore
+from patchkv_kernels import PayloadFormat
+
+from ..checkpoint.rows import stored_rows
+from .models import edited, full_logits, random_ids, sequence_of, tiny_model
+
+EXACT = RecoveryPolicy.exact()
+PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.0, tail_tokens=16)
+BASE = random_ids(1, 500)
+LEFT, RIGHT = (np.concatenate([BASE[:300], random_ids(seed, 200)]) for seed in (2, 3))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama")
+
+
+@pytest.fixture(params=[False, True], ids=["inline", "worker"])
+def sequence(model, request):
+    with ThreadPoolExecutor(1) as worker:
+        yield KVSequence(
+            ModelAdapter(model), rope_of(model), worker=worker if request.param else None
+        )
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_going_back_restores_the_version_exactly(model, sequence):
+    """After an approximate edit, the old version is still what it was: one row to compute."""
+    sequence.resume(BASE, EXACT, version="base")
+    sequence.suspend()
+    new = edited(BASE, [(120, 30, 41)])
+    assert not sequence.resume(new, PATCH, version="new").plan.is_exact
+    sequence.suspend()
+    back = sequence.resume(BASE, PATCH, version="base again")
+    assert back.plan.is_exact and len(back.plan.rows) == 1
+    assert back.resumed_from == "base" and back.restored_formats == {"native": 499}
+    close(back.logits, full_logits(model, BASE))
+    sequence.suspend()
+    assert sorted(sequence.versions) == ["base", "base again", "new"]
+
+
+def test_a_live_version_that_is_left_is_stored_and_found_again(model, sequence):
+    """Two branches, switched without a suspend in between."""
+    sequence.resume(BASE, EXACT, version="base")
+    sequence.suspend()
+    sequence.resume(LEFT, EXACT, version="left")
+    right = sequence.resume(RIGHT, EXACT, version="right")
+    # The first 300 rows lay in the live cache; nothing else of `left` was stored.
+    assert right.resumed_from == "left" and len(right.plan.rows) == 200
+    base = sequence.resume(BASE, EXACT, version="base")
+    assert base.resumed_from == "base" and len(base.plan.rows) == 1
+    close(base.logits, full_logits(model, BASE))
+    again = sequence.resume(RIGHT, EXACT, version="right")
+    assert again.resumed_from == "right" and len(again.plan.rows) == 1
+    close(again.logits, full_logits(model, RIGHT))
+
+
+def test_a_fork_has_the_versions_and_shares_their_payload(model, sequence):
+    sequence.resume(BASE, EXACT, version="base")
+    sequence.suspend()
+    sequence.resume(LEFT, EXACT, version="left")
+    fork = sequence.fork()
+    bytes_before = sequence.versions.payload_bytes
+    payloads = [
+        {extent.payload for name in ("base", "left") for extent in kept.get(name).extents}
+        for kept in (sequence.versions, fork.versions)
+    ]
+    assert payloads[0] == payloads[1]
+    resumed = fork.resume(BASE, EXACT, version="base")
+    assert len(resumed.plan.rows) == 1
+    fork.suspend()
+    assert len(fork.versions) == 2 and sequence.versions.payload_bytes == bytes_before
+
+
+def check_cycles(model, cycles, policy):
+    """Suspend, edit, resume: bytes of untouched rows stay, memory and metadata do not grow, and
+    results are those of a fresh sequence that is given the same checkpoint."""
+    budget = 600_000  # a version takes 220,000 alone, and 35,000 beside another
+    sequence = KVSequence(ModelAdapter(model), rope_of(model), versions=CheckpointVersions(budget))
+    ids = random_ids(1, 500)
+    sequence.resume(ids, policy, version="0")
+    sequence.suspend()
+    untouched = np.arange(384, 480)
+    first = stored_rows(sequence.checkpoint, untouched)
+    rng = np.random.default_rng(0)
+    compared, kept = 0, []
+    for cycle in range(1, cycles + 1):
+        at = int(rng.integers(50, 200))
+        new = edited(ids, [(at, 7, 7)])
+        new[at] = 3 + cycle % 90  # each version is another
+        given = sequence.checkpoint
+        resumed = sequence.resume(new, policy, version=str(cycle))
+        if resumed.resumed_from == str(cycle - 1) and compared <= cycle // 4:
+            fresh = sequence_of(model)
+            fresh.adopt("given", CheckpointLoad(given))
+            assert torch.equal(fresh.resume(new, policy).logits, resumed.logits)
+            compared += 1
+        sequence.append(5)
+        sequence.suspend()
+        ids = new
+        assert stored_rows(sequence.checkpoint, untouched) == first
+        assert sequence.versions.payload_bytes <= budget
+        kept.append(len(sequence.versions))
+        assert len(sequence.checkpoint.extents) <= 24
+    assert compared > cycles / 5
+    assert min(kept[3:]) >= 3
+
+
+@pytest.fixture
+def mixed(monkeypatch):
+    """A policy that stores blocks in all formats, by their place."""
+    cycle = [PayloadFormat.K8V8, PayloadFormat.K8V4, PayloadFormat.F16]
+
+    def chosen(policy, keys, values, ranges, scores, *, tokens, rope):
+        return [cycle[position // 32 % 3] for _, _, position in ranges]
+
+    monkeypatch.setattr(offload_module, "block_formats", chosen)
+    return replace(PATCH, precision=PrecisionPolicy())
+
+
+def test_twenty_cycles_change_no_stored_byte(model):
+    check_cycles(model, 20, PATCH)
+
+
+def test_twenty_cycles_in_all_formats_change_no_stored_byte(model, mixed):
+    check_cycles(model, 20, mixed)
+
+
+@pytest.mark.slow
+def test_two_hundred_cycles_change_no_stored_byte(model, mixed):
+    check_cycles(model, 200, PATCH)
+    check_cycles(model, 200, mixed)
+
+
+def test_what_is_stored_with_loss_is_not_called_exact(model, mixed):
+    sequence = sequence_of(model)
+    sequence.resume(BASE, mixed, version="base")
+    sequence.suspend()
+    assert set(sequence.checkpoint.origins) == {-3, -2, -1, 0}  # 0: the incomplete block at the end
+    plan = sequence.resume(np.append(BASE, [7, 8]), mixed, version="next").plan
+    assert plan.count(RowLabel.PREFIX) == 500 % 32 and plan.count(RowLabel.RESTORED) == 480
+    assert not plan.is_exact and len(plan.rows) == 2
+    origins = sequence.checkpoint.origins
+    assert not origins[480:500].any() and (origins[500:] == 1).all() and (origins[:480] < 0).all()
+    exact = sequence.resume(np.append(BASE, [7, 8]), EXACT, version="exact")
+    assert exact.plan.is_exact and exact.plan.count(RowLabel.PREFIX) == 20
+    close(exact.logits, full_logits(model, np.append(BASE, [7, 8])))
+    assert not sequence.checkpoint.origins.any()
+
+
+def test_a_quantised_row_behind_an_edit_ages_like_any_other(model, mixed):
+    sequence = sequence_of(model)
+    sequence.resume(BASE, mixed, version="base")
+    sequence.suspend()
+    resumed = sequence.resume(edited(BASE, [(120, 30, 41)]), mixed, version="new")
+    restored = resumed.plan.labels == RowLabel.RESTORED
+    origins = sequence.checkpoint.origins
+    assert (origins[:120] < 0).all() and (origins[restored][120:] == 2).all()
+    assert sum(resumed.restored_formats.values()) == int(resumed.plan.kept.sum())
+    assert set(resumed.restored_formats) == {"f16", "k8v8", "k8v4"}
+
+
+def test_a_failure_while_storing_is_told_at_the_next_resume(model, sequence, monkeypatch):
+    """The rows are lost, the call is not."""
+    sequence.resume(BASE, EXACT, version="base")
+    with monkeypatch.context() as patched:
+        patched.setattr(sequence_module, "offload", lambda *args, **options: 1 / 0)
+        sequence.suspend()
+        resumed = sequence.resume(BASE, EXACT)
+    assert "division by zero" in resumed.trouble
+    assert len(resumed.plan.rows) == len(BASE) and resumed.resumed_from is None
+    close(resumed.logits, full_logits(model, BASE))
+    assert sequence.resume(BASE, EXACT).trouble is None
+
+
+@pytest.mark.parametrize("broken_layer", [1, 3, None])
+def test_a_checkpoint_that_does_not_arrive_is_computed_instead(
+    model, sequence, broken_layer, monkeypatch
+):
+    """Rows still on their way when the call begins; a part is late or damaged, in any layer or
+    after the last that this call needs."""
+    monkeypatch.setattr(restore, "ARRIVING_LAYERS", 1)
+    donor = sequence_of(model)
+    donor.resume(BASE, EXACT)
+    donor.suspend()
+
+    class Damaged(CheckpointLoad):
+        def wait(self, layers=None):
+            if layers == broken_layer:
+                raise CheckpointError("part 7 is damaged")
+
+    sequence.adopt("stored", Damaged(donor.checkpoint))
+    resumed = sequence.resume(LEFT, PATCH)
+    assert "part 7 is damaged" in resumed.trouble
+    assert len(resumed.plan.rows) == len(LEFT)
+    close(resumed.logits, full_logits(model, LEFT))
+    whole = sequence_of(model)
+    whole.adopt("stored", CheckpointLoad(donor.checkpoint))
+    assert whole.resume(LEFT, PATCH).plan.count(RowLabel.PREFIX) == 300
+
+
+def test_a_checkpoint_of_another_model_is_refused(model, sequence):
+    other = sequence_of(tiny_model("llama-one-kv-head"))
+    other.resume(BASE, EXACT)
+    other.suspend()
+    with pytest.raises(CheckpointError, match=r"3 layers of 1 heads.*3 of 2"):
+        sequence.adopt("foreign", CheckpointLoad(other.checkpoint))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_truncating_leaves_no_payload_in_reach(model, sequence, live):
+    sequence.resume(BASE, EXACT, version="base")
+    sequence.suspend()
+    kept = stored_rows(sequence.checkpoint, np.arange(300))
+    if live:
+        sequence.resume(LEFT, EXACT, version="left")
+        sequence.append(5)
+    sequence.truncate(300)
+    assert not sequence.is_live and len(sequence.token_ids) == 300
+    assert stored_rows(sequence.checkpoint, np.arange(300)) == kept
+    rows = sum(payload.rows for payload in {e.payload for e in sequence.checkpoint.extents})
+    assert rows == 300
+    sequence.versions.drop(["base", "left"])
+    resumed = sequence.resume(RIGHT, replace(PATCH, tail_tokens=1))
+    assert len(resumed.plan.rows) == 200
+    close(resumed.logits, full_logits(model, RIGHT))
