@@ -1,0 +1,188 @@
+"""Gathers the parts of one episode, before their number is fitted to a length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from patchkv_evals.datasets import QARow
+from patchkv_evals.episodes.episode import EpisodeSpec
+from patchkv_evals.episodes.finds import (
+    SHORTEST_TEXT,
+    Find,
+    filler,
+    neutral_note,
+    search_query,
+    show,
+    title_query,
+)
+from patchkv_evals.episodes.fitting import Stock
+from patchkv_evals.episodes.kinds import CLOSED, answer_kind
+from patchkv_evals.episodes.sources import PassagePool, Sources, excerpt, sources
+from patchkv_evals.episodes.substitution import Substitution, choose, forms, uses_surname
+from patchkv_evals.text import flat, mentions
+
+FLIPS = ("flip", "chain")
+PLANS = ("revise_plan", "multi", "chain")
+REFRESHES = ("refresh", "multi", "chain")
+
+_CLEARED = 2
+_SUMMARIZED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an episode is put together from.
+
+    Attributes:
+        evidence: the search whose result the answer needs.
+        stale: what stands in its place before it is refreshed; empty if it is not refreshed.
+        before_refresh: what kind of thing that is.
+        block: the steps that are edited, in order; the evidence only if it belongs there.
+        support: searches for the other gold passages.
+        places: for the evidence and each of the support, where among the fillers, 0 to 1.
+        names: forms of the answer; none where it is yes or no.
+        flip: the substitution, if there is one.
+        lender: id of the row whose answer it takes.
+        stock: fillers.
+        used: how many of them the block and the evidence have taken.
+    """
+
+    evidence: Find
+    stale: str
+    before_refresh: Literal["missing", "stale"] | None
+    block: tuple[Find, ...]
+    support: tuple[Find, ...]
+    places: tuple[float, ...]
+    names: tuple[str, ...]
+    flip: Substitution | None
+    lender: str | None
+    stock: Stock
+    used: int
+
+
+def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[str], int]) -> Parts:
+    """Gather the parts; the same arguments give the same parts.
+
+    Args:
+        row: the row.
+        spec: what is wanted.
+        pool: lends fillers and substitutes.
+        count: tokens of a text.
+
+    Raises:
+        EpisodeError: the row has no evidence, or its answer cannot be replaced.
+    """
+    rng = random.Random(f"{spec.seed} {row.dataset} {row.id}")
+    closed = answer_kind(row.answers[0], row.question) == CLOSED
+    names = () if closed else forms(row.answers, surnames=uses_surname(row))
+    gold = sources(row, names, spec.passage_words)
+    flip, lender = None, None
+    if spec.kind in FLIPS:
+        texts = "\n".join(f"{p.title}\n{p.text}" for p in (*gold.evidence, *gold.support))
+        flip, lender = choose(row, texts, pool.candidates, rng)
+    gatherer = _Gatherer(row, spec, pool, count, rng, (*names, *(flip.new if flip else ())))
+    evidence = gatherer.evidence(gold)
+    before_refresh, stale = gatherer.stale(evidence)
+    block = gatherer.block(evidence)
+    support = tuple(filler(gatherer.key(), passage) for passage in gold.support)
+    places = tuple(rng.random() for _ in range(len(support) + 1))
+    return Parts(
+        evidence,
+        stale,
+        before_refresh,
+        tuple(block),
+        support,
+        places,
+        names,
+        flip,
+        lender,
+        gatherer.stock,
+        gatherer.used,
+    )
+
+
+class _Gatherer:
+    """Takes fillers one after the other, and numbers the steps."""
+
+    def __init__(
+        self,
+        row: QARow,
+        spec: EpisodeSpec,
+        pool: PassagePool,
+        count: Callable[[str], int],
+        rng: random.Random,
+        hidden: tuple[str, ...],
+    ) -> None:
+        self._row, self._spec, self._count, self._rng = row, spec, count, rng
+        self._hidden = hidden  # names that nothing but the evidence may have
+        self._keys = iter(range(1, 1_000_000))
+        self.stock = Stock(self._fillers(pool))
+        self.used = 0
+
+    def key(self) -> int:
+        """The next step's key."""
+        return next(self._keys)
+
+    def evidence(self, gold: Sources) -> Find:
+        """The search that brings the evidence, with fillers up to the size that is wanted."""
+        passages = list(gold.evidence)
+        title = title_query(passages[0]) if len(passages) == 1 else ""
+        tells = not title or mentions(flat(title), self._hidden)
+        query = search_query(self._row.question) if tells else title
+        wanted = self._spec.edit_tokens or 0
+        if self._spec.kind not in ("clear", "summarize", "revise_plan"):
+            while (room := wanted - self._count(show(passages))) > 0:
+                find = self._next()
+                words = len(find.passages[0].text.split())
+                fitting = min(words, round(words * room / self._count(find.result)))
+                if fitting < SHORTEST_TEXT:
+                    break
+                passages += find.shortened(fitting).passages
+        self._rng.shuffle(passages)
+        return Find(self.key(), query, tuple(passages), neutral_note(self._rng))
+
+    def stale(self, evidence: Find) -> tuple[Literal["missing", "stale"] | None, str]:
+        """What stands in place of the evidence before it is refreshed."""
+        if self._spec.kind not in REFRESHES:
+            return None, ""
+        if self._rng.random() < 0.5:
+            return "missing", f'No results for "{evidence.query}".'
+        finds = [self._next() for _ in evidence.passages]
+        return "stale", show([passage for find in finds for passage in find.passages])
+
+    def block(self, evidence: Find) -> list[Find]:
+        """The steps that are edited."""
+        kind = self._spec.kind
+        if kind in ("refresh", "flip"):
+            return [evidence]
+        if kind == "clear":
+            return self._of_size(_CLEARED, 0)
+        if kind == "summarize":
+            fillers = self._of_size(_SUMMARIZED - 1, self._count(evidence.result))
+            half = len(fillers) // 2
+            return [*fillers[:half], evidence, *fillers[half:]]
+        if kind == "revise_plan":
+            return [self._next()]
+        last = [self._next()] if kind == "chain" else []
+        return [self._next(), self._next(), evidence, *last]
+
+    def _of_size(self, natural: int, held: int) -> list[Find]:
+        """So many fillers, or as many as make up the size that is wanted."""
+        wanted = self._spec.edit_tokens
+        if wanted is None:
+            return [self._next() for _ in range(natural)]
+        finds: list[Find] = [] if held else [self._next()]
+        while held + sum(self._count(find.result) for find in finds) < wanted:
+            finds.append(self._next())
+        return finds
+
+    def _next(self) -> Find:
+        self.used += 1
+        return self.stock.get(self.used - 1)
+
+    def _fillers(self, pool: PassagePool) -> Iterator[Find]:
+        for source, passage in pool.fillers(self._row, self._hidden, self._rng):
+            yield filler(self.key(), excerpt(passage, self._spec.passage_words), source)

@@ -1,0 +1,167 @@
+"""Medians, quantiles and bootstrap intervals, seeded.
+
+Intervals are percentile intervals (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 13).
+Figures that belong together (the methods on one example, the edits of one row) are drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from patchkv_evals.errors import DataError
+
+Floats = npt.NDArray[np.float64]
+Statistic = Callable[[Floats], float]
+"""Maps figures [n], or [n, methods], to one number."""
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its confidence interval, from n figures."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+def quantiles(values: Sequence[float], shares: Sequence[float] = (0.25, 0.5, 0.75)) -> list[float]:
+    """The quantiles at some shares between 0 and 1, linear between neighbours.
+
+    Raises:
+        DataError: there are no values.
+    """
+    return [float(value) for value in np.quantile(_figures(values), shares)]
+
+
+def summary(
+    values: Sequence[float], *, groups: Sequence[Hashable] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """One metric's entry in `summary.json`: median, mean, interval of the mean, n.
+
+    Raises:
+        DataError: there are no values, or not as many groups.
+    """
+    mean = bootstrap(values, _mean, groups=groups, seed=seed)
+    return {
+        "median": quantiles(values, [0.5])[0],
+        "mean": mean.estimate,
+        "ci": [mean.low, mean.high],
+        "n": mean.n,
+    }
+
+
+def paired_difference(
+    method: Sequence[float],
+    reference: Sequence[float],
+    *,
+    groups: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Mean of the differences, method minus reference, example by example.
+
+    Raises:
+        DataError: there are no values, or the lengths differ.
+    """
+    pairs = _pairs(method, reference)
+    return bootstrap(
+        pairs[:, 0] - pairs[:, 1], _mean, groups=groups, confidence=confidence, seed=seed
+    )
+
+
+def paired_ratio(
+    method: Sequence[float],
+    reference: Sequence[float],
+    *,
+    groups: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Median of the reference over median of the method: how many times faster the method is.
+
+    Raises:
+        DataError: there are no values, the lengths differ, or one is not greater than 0.
+    """
+    pairs = _pairs(method, reference)
+    if pairs.min() <= 0:
+        raise DataError("A ratio of medians needs figures greater than 0, such as times.")
+    return bootstrap(pairs, _median_ratio, groups=groups, confidence=confidence, seed=seed)
+
+
+def bootstrap(
+    values: Sequence[float] | Floats,
+    statistic: Statistic,
+    *,
+    groups: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Confidence interval of a statistic by resampling with replacement.
+
+    Args:
+        values: figures [n], or [n, methods] of examples measured with several methods.
+        statistic: computed on each resample.
+        groups: which figures belong together, such as row ids [n]: groups are drawn, not figures.
+        confidence: of the interval, between 0 and 1.
+        resamples: how many.
+        seed: the same seed gives the same interval.
+
+    Raises:
+        DataError: there are no values, or not as many groups.
+    """
+    figures = _figures(values)
+    rng = np.random.default_rng(seed)
+    members = None if groups is None else _members(groups, len(figures))
+    count = len(figures) if members is None else len(members)
+    found = np.empty(resamples)
+    for place, draw in enumerate(rng.integers(count, size=(resamples, count))):
+        if members is not None:
+            draw = np.concatenate([members[index] for index in draw])
+        found[place] = statistic(figures[draw])
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(found, [tail, 1 - tail])
+    return Interval(statistic(figures), float(low), float(high), len(figures))
+
+
+def _members(groups: Sequence[Hashable], count: int) -> list[npt.NDArray[np.intp]]:
+    """Indices of the figures of each group."""
+    if len(groups) != count:
+        raise DataError(f"{count} figures have {len(groups)} groups; give one for each.")
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return [np.array(indices) for indices in members.values()]
+
+
+def _figures(values: Sequence[float] | Floats) -> Floats:
+    figures = np.asarray(values, dtype=np.float64)
+    if not len(figures):
+        raise DataError("There are no figures to summarise; see the failures of the run.")
+    return figures
+
+
+def _pairs(method: Sequence[float], reference: Sequence[float]) -> Floats:
+    if len(method) != len(reference):
+        raise DataError(
+            f"{len(method)} and {len(reference)} figures make no pairs; pass those of the same "
+            "examples, in the same order."
+        )
+    return np.column_stack([_figures(method), _figures(reference)])
+
+
+def _mean(figures: Floats) -> float:
+    return float(figures.mean())
+
+
+def _median_ratio(pairs: Floats) -> float:
+    method, reference = np.median(pairs, axis=0)
+    return float(reference / method)
