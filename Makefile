@@ -7,9 +7,11 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.patchkv-ready
+OLDEST_TRANSFORMERS := 5.16.1
+OLDEST := $(VENV)/transformers-$(OLDEST_TRANSFORMERS)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format type bench
+.PHONY: demo test test-oldest lint format type bench
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -17,6 +19,17 @@ demo: $(READY)
 
 test: $(READY)
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What touches Transformers' internals, on the oldest supported release and the hub client it needs.
+test-oldest: $(READY)
+	@test -d $(OLDEST)/transformers || $(PIP) install --no-deps --target $(OLDEST) \
+	  "transformers==$(OLDEST_TRANSFORMERS)" "huggingface_hub>=1.5,<2"
+	@PYTHONPATH=$(OLDEST) $(BIN)/python -c "import transformers as t; \
+	  assert t.__version__ == '$(OLDEST_TRANSFORMERS)', t.__version__"
+	@OMP_WAIT_POLICY=passive PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -p no:cacheprovider \
+	  tests/engine/test_adapter.py tests/engine/test_attention.py tests/engine/test_families.py \
+	  tests/engine/test_rope_types.py tests/engine/test_support.py tests/engine/test_probe.py \
+	  tests/engine/test_versions.py tests/engine/test_thread.py tests/cli/test_models.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
