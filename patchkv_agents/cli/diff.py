@@ -36,8 +36,8 @@ def diff(
     from patchkv_agents.alignment import align
     from patchkv_agents.cli.diff_view import message_rows, show
     from patchkv_agents.context import ContextVersion, infer_edits, load_conversation
-    from patchkv_agents.context.anchors import message_anchors
-    from patchkv_agents.context.matching import match_messages
+    from patchkv_agents.context.changes.anchors import message_anchors
+    from patchkv_agents.context.changes.matching import match_messages
 
     before, after = load_conversation(old), load_conversation(new)
     tokens = load_tokens(model)

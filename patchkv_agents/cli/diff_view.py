@@ -15,8 +15,8 @@ from patchkv_agents.cli.console import NARROW, plural
 from patchkv_agents.cli.edit_view import edit_lines, ranges
 from patchkv_agents.cli.tokens import ModelTokens
 from patchkv_agents.context import Edit, Message, RenderedContext
+from patchkv_agents.context.changes.matching import Matching
 from patchkv_agents.context.excerpts import one_line
-from patchkv_agents.context.matching import Matching
 
 _STYLES = {
     "unchanged": "dim",

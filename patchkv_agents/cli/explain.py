@@ -52,7 +52,7 @@ def explain(
     """
     from patchkv_agents.alignment import align
     from patchkv_agents.cli.explain_view import document, show
-    from patchkv_agents.context.explain import explain as explained
+    from patchkv_agents.context.explaining.explain import explain as explained
 
     if old is not None or new is not None:
         if database is not None or version is not None or against is not None:

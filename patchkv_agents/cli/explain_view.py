@@ -13,10 +13,10 @@ from patchkv_agents.cli.console import plural
 from patchkv_agents.cli.edit_view import edit_document, edit_lines, ranges
 from patchkv_agents.cli.tokens import ModelTokens
 from patchkv_agents.context import ContextVersion, Edit
-from patchkv_agents.context.causes import Cause
-from patchkv_agents.context.diagnosis import Finding
 from patchkv_agents.context.excerpts import escaped, one_line
-from patchkv_agents.context.explain import Explanation
+from patchkv_agents.context.explaining.causes import Cause
+from patchkv_agents.context.explaining.diagnosis import Finding
+from patchkv_agents.context.explaining.explain import Explanation
 
 _LONGEST_LINE = 240
 

@@ -51,8 +51,8 @@ def show(
 def _print_contents(console: Console, version: ContextVersion, limit: int | None) -> None:
     from rich.text import Text
 
-    from patchkv_agents.context.diagnosis import tool_name
     from patchkv_agents.context.excerpts import one_line
+    from patchkv_agents.context.explaining.diagnosis import tool_name
 
     if version.template_args.text != "{}":
         console.print(f"  template arguments: {_printable(version.template_args.text, limit)}")

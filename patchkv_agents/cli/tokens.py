@@ -50,7 +50,7 @@ def load_tokens(model: str) -> ModelTokens:
         UnsupportedModelError: Transformers cannot load it.
     """
     from patchkv_agents.context import render
-    from patchkv_agents.context.hosted import is_hosted, load_hosted
+    from patchkv_agents.context.rendering.hosted import is_hosted, load_hosted
     from patchkv_agents.engine import loading
 
     with new_console(stderr=True).status(f"Loading the tokenizer of {model}"):

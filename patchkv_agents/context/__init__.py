@@ -3,7 +3,9 @@
 Imports neither torch nor transformers: tokenizers are passed in as objects.
 """
 
-from patchkv_agents.context.anchors import message_anchors
+from patchkv_agents.context.changes.anchors import message_anchors
+from patchkv_agents.context.changes.inference import infer_edits
+from patchkv_agents.context.changes.matching import match_messages
 from patchkv_agents.context.conversion import (
     from_langchain,
     from_openai,
@@ -12,10 +14,6 @@ from patchkv_agents.context.conversion import (
 )
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.history import ContextHistory
-from patchkv_agents.context.inference import infer_edits
-from patchkv_agents.context.lineage import MessageForm
-from patchkv_agents.context.matching import match_messages
 from patchkv_agents.context.messages import Conversation, Message, ToolCall
 from patchkv_agents.context.parsing import (
     load_conversation,
@@ -23,13 +21,15 @@ from patchkv_agents.context.parsing import (
     parse_template_args,
     parse_tools,
 )
-from patchkv_agents.context.rendering import PartSpan, RenderedContext, render
-from patchkv_agents.context.sampled import SampledReply, match_replies
+from patchkv_agents.context.rendering.render import PartSpan, RenderedContext, render
+from patchkv_agents.context.rendering.sampled import SampledReply, match_replies
 from patchkv_agents.context.stores import (
     HistoryStore,
     MemoryHistoryStore,
     SQLiteHistoryStore,
 )
+from patchkv_agents.context.versioning.history import ContextHistory
+from patchkv_agents.context.versioning.lineage import MessageForm
 from patchkv_agents.context.versions import ContextVersion, Forgotten, ThreadKey
 
 __all__ = [

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from patchkv_agents.alignment import Alignment, Anchor, align
 from patchkv_agents.context import Conversation, RenderedContext, parse_messages, parse_tools
 from patchkv_agents.context import render as render_context
-from patchkv_agents.context.anchors import message_anchors
-from patchkv_agents.context.matching import match_messages
+from patchkv_agents.context.changes.anchors import message_anchors
+from patchkv_agents.context.changes.matching import match_messages
 
 from .reference import Ints, assert_holds, best_cover
 

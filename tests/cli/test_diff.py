@@ -16,7 +16,7 @@ from patchkv_agents.alignment.result import hunks_between
 from patchkv_agents.cli.diff_view import message_rows
 from patchkv_agents.cli.main import main
 from patchkv_agents.context import load_conversation, render
-from patchkv_agents.context.matching import match_messages
+from patchkv_agents.context.changes.matching import match_messages
 
 CASES = [
     "01-stale-departure-board",

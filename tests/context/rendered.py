@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from patchkv_agents.context import RenderedContext
-from patchkv_agents.context.encoding import Encoder
+from patchkv_agents.context.rendering.encoding import Encoder
 
 
 def decoded(tokenizer: Any, rendered: RenderedContext) -> list[str]:

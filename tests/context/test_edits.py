@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from patchkv_agents.context import Edit, EditKind, FrozenJson, Message, infer_edits, parse_messages
-from patchkv_agents.context.codec import decode_edit, encode_edit
-from patchkv_agents.context.declarations import completed, located, reconcile
+from patchkv_agents.context.stores.codec import decode_edit, encode_edit
+from patchkv_agents.context.versioning.declarations import completed, located, reconcile
 from patchkv_agents.errors import ContextError
 
 from .samples import agent_messages

@@ -21,8 +21,8 @@ from patchkv_agents.context import (
     parse_tools,
     render,
 )
-from patchkv_agents.context.causes import Cause
-from patchkv_agents.context.explain import Explanation, explain
+from patchkv_agents.context.explaining.causes import Cause
+from patchkv_agents.context.explaining.explain import Explanation, explain
 
 Messages = list[dict[str, Any]]
 

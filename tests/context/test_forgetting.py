@@ -20,8 +20,8 @@ from patchkv_agents.context import (
     ThreadKey,
     parse_messages,
 )
-from patchkv_agents.context.codec import encode_edit, encode_message
-from patchkv_agents.context.scrubbing import Scrubber
+from patchkv_agents.context.stores.codec import encode_edit, encode_message
+from patchkv_agents.context.versioning.scrubbing import Scrubber
 from patchkv_agents.errors import ContextError
 
 from .samples import agent_messages
@@ -236,7 +236,7 @@ def test_a_failed_forget_changes_nothing(
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("patchkv_agents.context.history.forget", fail)
+    monkeypatch.setattr("patchkv_agents.context.versioning.history.forget", fail)
     with pytest.raises(MemoryError):
         history.redact(3)
     assert history.branches() == {"main": head.id} and history.get(head.id) == head

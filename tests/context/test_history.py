@@ -16,9 +16,9 @@ from patchkv_agents.context import (
     ThreadKey,
     parse_messages,
 )
-from patchkv_agents.context.drafts import recognized
 from patchkv_agents.context.frozen import IdSource
-from patchkv_agents.context.lineage import predecessors
+from patchkv_agents.context.versioning.drafts import recognized
+from patchkv_agents.context.versioning.lineage import predecessors
 from patchkv_agents.errors import ConflictError, ContextError, HistoryStoreError
 
 from .samples import agent_messages, message_lists

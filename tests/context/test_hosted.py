@@ -13,8 +13,8 @@ import tiktoken
 
 from patchkv_agents.alignment import align
 from patchkv_agents.context import ContextVersion, parse_messages, parse_tools
-from patchkv_agents.context import hosted as module
-from patchkv_agents.context.hosted import is_hosted, load_hosted
+from patchkv_agents.context.rendering import hosted as module
+from patchkv_agents.context.rendering.hosted import is_hosted, load_hosted
 from patchkv_agents.errors import InputError
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "board", "arguments": '{"n": 1}'}}

@@ -15,7 +15,7 @@ from patchkv_agents.context import (
     parse_messages,
     parse_tools,
 )
-from patchkv_agents.context.matching import match_messages
+from patchkv_agents.context.changes.matching import match_messages
 from patchkv_agents.context.texts import common_ends, text_similarity
 
 from .samples import agent_messages, message_lists, texts

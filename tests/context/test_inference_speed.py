@@ -16,8 +16,8 @@ import pytest
 
 from patchkv_agents.alignment import align
 from patchkv_agents.context import RenderedContext, infer_edits, parse_messages
-from patchkv_agents.context.anchors import message_anchors
-from patchkv_agents.context.matching import match_messages
+from patchkv_agents.context.changes.anchors import message_anchors
+from patchkv_agents.context.changes.matching import match_messages
 
 Tokens = list[list[int]]
 

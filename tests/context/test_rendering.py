@@ -18,7 +18,7 @@ from patchkv_agents.context import (
     parse_messages,
     render,
 )
-from patchkv_agents.context.encoding import Encoder
+from patchkv_agents.context.rendering.encoding import Encoder
 from patchkv_agents.errors import ContextError, InputError
 
 from . import templates

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkv_agents.context import RenderedContext, SampledReply, parse_messages, render
-from patchkv_agents.context.sampled import match_replies
+from patchkv_agents.context.rendering.sampled import match_replies
 
 from .rendered import check, control_tokens, decoded
 from .samples import texts

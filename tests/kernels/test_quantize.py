@@ -61,16 +61,17 @@ def test_8_bits_are_within_half_a_step_of_each_element(rows, head_dim, exponent,
     exponent=st.integers(-2, 3),
     seed=st.integers(0, 1000),
 )
-def test_4_bits_are_within_a_step_of_each_element(rows, head_dim, exponent, seed):
-    """Half a step inside; up to one at the ends, since 7 < 8 and a scale may be rounded down."""
+def test_4_bits_are_within_half_a_step_of_what_the_codes_reach(rows, head_dim, exponent, seed):
+    """Up to two steps beyond: 7 < 8, and a scale may be rounded down by an eighth."""
     x = random(2, rows, head_dim, seed=seed, scale=10.0**exponent)
     codes, scales = encode_groups(x)
     assert codes.dtype == scales.dtype == torch.uint8
     assert codes.shape[-1] == head_dim // 2 and scales.shape[-1] == groups_of(head_dim)
-    steps = decoded_scales(scales).abs().repeat_interleave(GROUP, dim=-1)[..., :head_dim]
+    steps = decoded_scales(scales).repeat_interleave(GROUP, dim=-1)[..., :head_dim]
     error = (decoded((codes, scales), x) - x).abs()
-    assert (error <= steps * 1.01).all()
-    assert (error <= steps * 0.501).float().mean() > 0.85
+    reached = (x / steps >= -8) & (x / steps <= 7)
+    assert (error <= steps.abs() * 0.501).where(reached, True).all()
+    assert (error <= steps.abs() * 2.01).all()
 
 
 def test_4_bit_codes_lie_in_halves_and_in_twos_complement():

@@ -25,10 +25,10 @@ from typing import Any
 
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.history import ContextHistory
 from patchkv_agents.context.messages import Message, ToolCall
 from patchkv_agents.context.parsing import parse_messages
 from patchkv_agents.context.stores.base import HistoryStore
+from patchkv_agents.context.versioning.history import ContextHistory
 from patchkv_agents.context.versions import ContextVersion, Forgotten, ThreadKey
 from patchkv_agents.errors import ContextError, HistoryStoreError
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, TypeVar, cast
 
-from patchkv_agents.context.codec import (
+from patchkv_agents.context.frozen import FrozenJson, to_json
+from patchkv_agents.context.messages import Message
+from patchkv_agents.context.stores.base import Rewrite
+from patchkv_agents.context.stores.codec import (
     decode_edit,
     decode_forgotten,
     decode_message,
@@ -18,9 +21,6 @@ from patchkv_agents.context.codec import (
     encode_forgotten,
     encode_message,
 )
-from patchkv_agents.context.frozen import FrozenJson, to_json
-from patchkv_agents.context.messages import Message
-from patchkv_agents.context.stores.base import Rewrite
 from patchkv_agents.context.stores.splices import LONGEST_CHAIN, spliced, splices
 from patchkv_agents.context.versions import ContextVersion
 

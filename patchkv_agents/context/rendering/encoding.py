@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from patchkv_agents.context.marks import Piece
+from patchkv_agents.context.rendering.marks import Piece
 
 # Stands for a look-alike for a moment. In no control token.
 _MASK = "\ue000"

@@ -15,9 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from patchkv_agents.context.encoding import Control, Encoded, Encoder, IntArray, Stretch, checked
-from patchkv_agents.context.marks import Piece
-from patchkv_agents.context.sampled import SampledReply
+from patchkv_agents.context.rendering.encoding import (
+    Control,
+    Encoded,
+    Encoder,
+    IntArray,
+    Stretch,
+    checked,
+)
+from patchkv_agents.context.rendering.marks import Piece
+from patchkv_agents.context.rendering.sampled import SampledReply
 from patchkv_agents.context.texts import common_prefix, common_suffix
 
 # How many pieces of a message, and occurrences of one in a reply, are looked at.

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from patchkv_agents.alignment import align
-from patchkv_agents.context.comparison import full_text, plain_role
+from patchkv_agents.context.changes.comparison import full_text, plain_role
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.texts import TextProfile
 

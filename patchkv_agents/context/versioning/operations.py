@@ -10,8 +10,8 @@ from typing import Any
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.parsing import parse_content, parse_messages
-from patchkv_agents.context.scrubbing import REMOVED, Scrubber, emptied
-from patchkv_agents.context.targets import Target, find
+from patchkv_agents.context.versioning.scrubbing import REMOVED, Scrubber, emptied
+from patchkv_agents.context.versioning.targets import Target, find
 from patchkv_agents.context.versions import ContextVersion
 from patchkv_agents.errors import ContextError
 
@@ -199,8 +199,8 @@ class TrackedOperations(ABC):
         With `forget`, the text is removed from every version and branch of the thread, from forks
         of it in the same store, and from the store's files; the new version's `forgotten` says
         what was removed, and which versions' KV state has seen it. What is removed: see
-        `patchkv_agents.context.forgetting`. Versions that a program still holds in its memory, and
-        copies of the file made elsewhere, are out of reach.
+        `patchkv_agents.context.versioning.forgetting`. Versions that a program still holds in its
+        memory, and copies of the file made elsewhere, are out of reach.
 
         Args:
             targets: the messages; may be left out if there are secrets.

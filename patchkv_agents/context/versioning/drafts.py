@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from patchkv_agents.context.codec import encode_message
-from patchkv_agents.context.declarations import carried, completed, located, reconcile
+from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
 from patchkv_agents.context.frozen import FrozenJson, check_text
-from patchkv_agents.context.inference import infer_edits
-from patchkv_agents.context.lineage import predecessors
 from patchkv_agents.context.messages import NO_EXTRA, Message
-from patchkv_agents.context.scrubbing import Scrubber
+from patchkv_agents.context.stores.codec import encode_message
+from patchkv_agents.context.versioning.declarations import carried, completed, located, reconcile
+from patchkv_agents.context.versioning.lineage import predecessors
+from patchkv_agents.context.versioning.scrubbing import Scrubber
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
 
 _NONE: frozenset[int] = frozenset()

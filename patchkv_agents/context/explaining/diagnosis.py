@@ -8,21 +8,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patchkv_agents.context.causes import Cause
+from patchkv_agents.context.changes.inference import Context
+from patchkv_agents.context.changes.values import json_value
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.excerpts import changed_span, quoted
-from patchkv_agents.context.fields import (
+from patchkv_agents.context.explaining.causes import Cause
+from patchkv_agents.context.explaining.fields import (
     LONGEST_PLACEHOLDER,
     FieldChange,
     changed_fields,
-    is_cut,
+    is_trimmed,
     other_form,
 )
+from patchkv_agents.context.explaining.volatile import skeleton, volatile_change
 from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.inference import Context
 from patchkv_agents.context.messages import Message
-from patchkv_agents.context.values import json_value
-from patchkv_agents.context.volatile import skeleton, volatile_change
 
 _SYSTEM_ROLES = ("system", "developer")
 _TOOL_ROLES = ("tool", "function")
@@ -177,7 +177,7 @@ class _Diagnosis:
             return found(
                 Cause.RESULTS_CLEARED, f"{len(change.old):,} characters became {pieces[1]}"
             )
-        if edit.kind is EditKind.DELETE or is_cut(change):
+        if edit.kind is EditKind.DELETE or is_trimmed(change):
             return found(Cause.TRUNCATED, f"{sizes}: {detail}")
         if old.role in _TOOL_ROLES:
             only = "; only times and numbers differ" if all(volatile) else ""

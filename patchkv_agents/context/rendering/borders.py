@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patchkv_agents.context.encoding import Control
-from patchkv_agents.context.marks import Piece
+from patchkv_agents.context.rendering.encoding import Control
+from patchkv_agents.context.rendering.marks import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
-from patchkv_agents.context.inference import infer_edits
-from patchkv_agents.context.lineage import MessageForm, forms
-from patchkv_agents.context.targets import Target, find
+from patchkv_agents.context.versioning.lineage import MessageForm, forms
+from patchkv_agents.context.versioning.targets import Target, find
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
 from patchkv_agents.errors import ContextError
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from patchkv_agents.context.edits import Edit, EditKind, join_hashes, may_be
 from patchkv_agents.context.messages import Message
-from patchkv_agents.context.targets import named
+from patchkv_agents.context.versioning.targets import named
 from patchkv_agents.errors import ContextError
 
 # What a change of a message was meant to be cannot be seen, so the declaration is believed.

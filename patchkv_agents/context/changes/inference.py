@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from patchkv_agents.context.comparison import change_in_place
+from patchkv_agents.context.changes.comparison import change_in_place
+from patchkv_agents.context.changes.matching import Matching, match_messages
 from patchkv_agents.context.edits import Edit, EditKind, EditScope, join_hashes, new_edit
 from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.matching import Matching, match_messages
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.texts import lost_piece
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
-from patchkv_agents.context.inference import infer_edits
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.versions import ContextVersion
 

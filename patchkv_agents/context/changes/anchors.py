@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patchkv_agents.context.matching import Matching
+from patchkv_agents.context.changes.matching import Matching
 
 _Span = tuple[int, int]
 

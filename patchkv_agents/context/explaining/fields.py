@@ -6,9 +6,9 @@ import json
 import unicodedata
 from dataclasses import dataclass
 
+from patchkv_agents.context.changes.values import json_value
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.texts import common_ends
-from patchkv_agents.context.values import json_value
 
 LONGEST_PLACEHOLDER = 200
 """Characters of a text that stands for one that was cleared or cut out, at most."""
@@ -59,7 +59,7 @@ def other_form(old: str, new: str) -> str | None:
     return "another Unicode form" if composed[0] == composed[1] else None
 
 
-def is_cut(change: FieldChange) -> bool:
+def is_trimmed(change: FieldChange) -> bool:
     """Whether a piece went, and what stands in its place is short beside what is left."""
     kept = sum(common_ends(change.old, change.new))
     went, came = len(change.old) - kept, len(change.new) - kept

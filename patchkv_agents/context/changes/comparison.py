@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from patchkv_agents.context.changes.values import content_pieces, only_reasoning_gone, same_values
 from patchkv_agents.context.edits import EditKind
 from patchkv_agents.context.frozen import FrozenJson
 from patchkv_agents.context.messages import Message, ToolCall
 from patchkv_agents.context.texts import LONGEST_MARKER, common_ends, is_cut, text_similarity
-from patchkv_agents.context.values import content_pieces, only_reasoning_gone, same_values
 
 # Of a text that was cut short so many characters are left; of an argument so long maybe none.
 _SHORTEST_STUB = 8

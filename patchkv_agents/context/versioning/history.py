@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.context.drafts import (
+from patchkv_agents.context.edits import Edit
+from patchkv_agents.context.frozen import FrozenJson, IdSource, check_text
+from patchkv_agents.context.messages import Message
+from patchkv_agents.context.parsing import parse_messages, parse_template_args, parse_tools
+from patchkv_agents.context.stores.memory import MemoryHistoryStore
+from patchkv_agents.context.versioning.drafts import (
     Draft,
     Drafted,
     first_version,
     next_version,
     recognized,
 )
-from patchkv_agents.context.edits import Edit
-from patchkv_agents.context.forgetting import forget
-from patchkv_agents.context.frozen import FrozenJson, IdSource, check_text
-from patchkv_agents.context.messages import Message
-from patchkv_agents.context.operations import Change, TrackedOperations
-from patchkv_agents.context.parsing import parse_messages, parse_template_args, parse_tools
-from patchkv_agents.context.stores.memory import MemoryHistoryStore
+from patchkv_agents.context.versioning.forgetting import forget
+from patchkv_agents.context.versioning.operations import Change, TrackedOperations
+from patchkv_agents.context.versioning.views import HistoryView, Ref
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
-from patchkv_agents.context.views import HistoryView, Ref
 from patchkv_agents.errors import ConflictError, ContextError, HistoryStoreError
 
 if TYPE_CHECKING:

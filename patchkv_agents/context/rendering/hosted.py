@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from patchkv_agents.context.messages import Message
-from patchkv_agents.context.rendering import PartSpan, RenderedContext
+from patchkv_agents.context.rendering.render import PartSpan, RenderedContext
 from patchkv_agents.context.versions import ContextVersion
 from patchkv_agents.errors import InputError
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from patchkv_agents.context.borders import Layout, message_ranges, opening_token
-from patchkv_agents.context.encoding import Encoded, Encoder, IntArray
 from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.marks import Marker, Piece, private_characters
 from patchkv_agents.context.messages import Conversation, Message
 from patchkv_agents.context.parsing import parse_messages, parse_tools
-from patchkv_agents.context.sampled import SampledReply, match_replies
-from patchkv_agents.context.splicing import keep_sampled
-from patchkv_agents.context.template import ChatTemplate, Visit
+from patchkv_agents.context.rendering.borders import Layout, message_ranges, opening_token
+from patchkv_agents.context.rendering.encoding import Encoded, Encoder, IntArray
+from patchkv_agents.context.rendering.marks import Marker, Piece, private_characters
+from patchkv_agents.context.rendering.sampled import SampledReply, match_replies
+from patchkv_agents.context.rendering.splicing import keep_sampled
+from patchkv_agents.context.rendering.template import ChatTemplate, Visit
 from patchkv_agents.context.versions import ContextVersion
 from patchkv_agents.errors import ContextError
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from patchkv_agents.context.causes import Cause
-from patchkv_agents.context.diagnosis import Finding, diagnose
+from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
-from patchkv_agents.context.inference import infer_edits
+from patchkv_agents.context.explaining.causes import Cause
+from patchkv_agents.context.explaining.diagnosis import Finding, diagnose
 from patchkv_agents.context.messages import Conversation
-from patchkv_agents.context.rendering import RenderedContext
+from patchkv_agents.context.rendering.render import RenderedContext
 from patchkv_agents.context.texts import common_prefix
 from patchkv_agents.context.versions import ContextVersion
 

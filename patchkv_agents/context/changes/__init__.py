@@ -1,0 +1,1 @@
+"""What changed between two contexts: matching messages, naming edits, anchors."""

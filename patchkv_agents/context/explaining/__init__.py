@@ -1,0 +1,1 @@
+"""Why a prefix ended where it did."""

@@ -1,0 +1,1 @@
+"""From messages to tokens: chat templates, spans, sampled ids, hosted models."""
