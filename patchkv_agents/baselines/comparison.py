@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import ContextVersion, Conversation
-from patchkv_agents.engine import Engine, Reply
+from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
@@ -90,9 +91,10 @@ def compare_methods(
     max_new_tokens: int = 24,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Comparison:
-    """Answer `old`, suspend, then answer `new` by every policy from the same stored state.
+    """Answer `old`, suspend, then answer `new` by every policy from that state.
 
-    Rounds are interleaved: each runs every method once, the full prefill first.
+    Each policy's state is stored at its own precision. Rounds are interleaved: each runs every
+    method once, the full prefill first.
 
     Args:
         engine: runs everything; its threads of these names are dropped first.
@@ -103,13 +105,26 @@ def compare_methods(
         progress: told what runs next, how many steps there are, and how long the rest may take.
     """
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-    engine.drop("compare/old")
-    thread = engine.thread("compare/old")
     started = time.perf_counter()
     progress("prefill of the old context")
-    old_reply = thread.generate(old.messages, tools=old.tools, max_new_tokens=answer_tokens)
-    thread.suspend()
-    history = thread.history.fork()
+
+    def answered_old(name: str, policy: RecoveryPolicy) -> tuple[Thread, Reply]:
+        engine.drop(name)
+        # Rows of later threads are those of the first, which is exact, until they are stored.
+        thread = stored[None].fork(name) if stored else engine.thread(name)
+        reply = thread.generate(
+            old.messages, tools=old.tools, policy=policy, max_new_tokens=answer_tokens
+        )
+        thread.suspend()
+        return thread, reply
+
+    stored: dict[PrecisionPolicy | None, Thread] = {}
+    stored[None], old_reply = answered_old("compare/old", RecoveryPolicy.exact())
+    for policy in policies:
+        if policy.precision not in stored:
+            name = f"compare/old-{policy.name}"
+            stored[policy.precision], _ = answered_old(name, policy)
+    history = stored[None].history.fork()
     history.commit(new.messages, tools=new.tools)
 
     def run(policy: RecoveryPolicy | None, first_round: bool) -> Reply:
@@ -117,7 +132,7 @@ def compare_methods(
         if policy is None:
             branch = engine.thread("compare/run")
         else:
-            branch = thread.fork("compare/run")
+            branch = stored[policy.precision].fork("compare/run")
         try:
             return branch.generate(
                 new.messages,
@@ -139,7 +154,8 @@ def compare_methods(
         left_s = prefill_s * 2 * (steps - step) / len(plans)
         progress(f"{name.replace('_', ' ')} ({step + 1} of {steps}, about {left_s:.0f} s left)")
         replies[name].append(run(plans[name], step < len(plans)))
-    engine.drop("compare/old")
+    for thread in stored.values():
+        engine.drop(thread.id)
     reference = replies["full_prefill"][0]
     results = {name: _result(reference, runs) for name, runs in replies.items()}
     return Comparison(old_reply, history.log()[::-1], results)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +19,11 @@ from patchkv_agents.context.excerpts import one_line
 from patchkv_agents.recovery import RecoveryPlan, RowLabel
 
 _STRIP_CELLS = 72
+_STORED = -1  # not a label of the plan: restored, but in front of the edit
 # Label, how a cell looks, what the legend says. Where a cell covers several, the later one shows.
 _STRIP = (
-    (RowLabel.RESTORED, "░", "cyan", "restored: moved from the checkpoint, approximate"),
+    (RowLabel.RESTORED, "░", "cyan", "restored: behind the edit, from the checkpoint, approximate"),
+    (_STORED, "█", "bright_green", "restored: before the edit, right but for the bits of storage"),
     (RowLabel.PREFIX, "█", "green", "exact: before the edit, untouched"),
     (RowLabel.WINDOW, "▓", "yellow", "recomputed: right behind an edit"),
     (RowLabel.TAIL, "▚", "bright_magenta", "recomputed: last prompt tokens"),
@@ -67,11 +70,12 @@ def show(
         for edit in version.edits:
             say(f"    {_describe_edit(edit, task)}")
     if not alignment.hunks:
-        say("  The two contexts are the same: all rows are exact hits, one token is computed.")
+        say("  The two contexts are the same: all rows are there, one token is computed.")
     say("\nWhat PatchKV does with each token of the new version")
-    console.print(_strip(patchkv.plan))
+    labels = _shown_labels(patchkv.plan)
+    console.print(_strip(labels))
     for label, cell, style, meaning in _STRIP:
-        tokens = patchkv.plan.count(label)
+        tokens = int(np.count_nonzero(labels == label))
         if tokens:
             console.print(Text.assemble("  ", (cell, style), f" {tokens:>6,} {meaning}"))
     if patchkv.report.fallback_reason:
@@ -93,7 +97,7 @@ def show(
         return
     say(
         f"PatchKV resumed {speedup(comparison):.1f} times faster than prefix cache, computing "
-        f"{patchkv.report.recompute_ratio:.1%} of the rows\nbehind the exact prefix. Its result is "
+        f"{patchkv.report.recompute_ratio:.1%} of the rows\nfrom the edit on. Its result is "
         "an approximation and says so; RecoveryPolicy.exact()\nalways gives the full prefill's."
     )
 
@@ -127,13 +131,20 @@ def _describe_edit(edit: Edit, task: Task) -> str:
     return "\n".join(lines)
 
 
-def _strip(plan: RecoveryPlan) -> Text:
+def _shown_labels(plan: RecoveryPlan) -> npt.NDArray[np.int8]:
+    labels = plan.labels.copy()
+    before = labels[: plan.prefix]
+    before[before == RowLabel.RESTORED] = _STORED
+    return labels
+
+
+def _strip(labels: npt.NDArray[np.int8]) -> Text:
     """The new version from left to right, a fixed number of cells wide."""
-    tokens = len(plan.labels)
+    tokens = len(labels)
     borders = np.linspace(0, tokens, min(_STRIP_CELLS, tokens) + 1).astype(int)
     strip = Text("  ")
     for start, stop in zip(borders[:-1], borders[1:], strict=True):
-        present = set(plan.labels[start:stop].tolist())
+        present = set(labels[start:stop].tolist())
         shown = [entry for entry in _STRIP if entry[0] in present][-1]
         strip.append(shown[1], style=shown[2])
     return strip

@@ -86,9 +86,11 @@ class RecoveryPlan:
 
     @property
     def recompute_ratio(self) -> float:
-        """Rows that run / rows after the exact prefix; 1 if there are none after it."""
-        after = len(self.labels) - self.count(RowLabel.PREFIX)
-        return len(self.rows) / after if after else 1.0
+        """Rows that run / rows behind the common prefix; at most 1.
+
+        1 too where nothing is behind it, or where rows of the prefix have to run again.
+        """
+        return len(self.rows) / max(len(self.labels) - self.prefix, len(self.rows))
 
     @property
     def repair_ratio(self) -> float:
