@@ -20,8 +20,9 @@ _IntArray = npt.NDArray[np.int64]
 _Rows = slice | torch.Tensor
 """Rows of a tensor: consecutive ones, or an index, int64 `[rows]`."""
 
-STEP_ELEMENTS = 1 << 19
-"""Elements of keys, and of values, that the CPU path handles at once: they stay in its cache."""
+STEP_ELEMENTS = 1 << 20
+"""Elements of keys, and of values, that the CPU path handles at once: enough to outweigh the cost
+of starting threads for an operation, few enough for a processor's cache."""
 MIN_RUN = 8
 """Mean length of consecutive rows from which they are handled as such, without an index."""
 
@@ -95,14 +96,15 @@ def scatter_rows_cpu(
 ) -> None:
     """The CPU path: a few layers of a few rows at a time, so that they stay in its cache."""
     scratch = Scratch()
+    most = max(1, STEP_ELEMENTS // (keys.shape[1] * keys.shape[3]))
     moved = np.zeros(len(moves.rows), bool) if moves.moved is None else moves.moved.numpy() != 0
     for rotate in (False, True):
-        for at, rows, slots in _steps(np.flatnonzero(moved == rotate), moves, keys):
+        for at, rows, slots in _steps(np.flatnonzero(moved == rotate), moves, most):
             stored = _StoredRows.of(payload, rows)
             rotation = None
             if rotate and moves.cos is not None and moves.sin is not None:
                 rotation = moves.cos[at], moves.sin[at]
-            step = max(1, STEP_ELEMENTS // (keys.shape[1] * keys.shape[3] * stored.rows))
+            step = max(1, most // stored.rows)
             for first in range(0, payload.layers, step):
                 group = slice(first, first + step)
                 part = stored.of_layers(group)
@@ -150,25 +152,56 @@ class _StoredRows:
         )
 
 
-def _steps(
-    chosen: _IntArray, moves: RowMoves, keys: torch.Tensor
-) -> Iterator[tuple[_Rows, _Rows, _Rows]]:
-    """Moves, payload rows and slots of each step, of the moves `chosen`."""
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Destination rows of a step: runs `(offset in the step, first slot, end)`, or an index."""
+
+    runs: tuple[tuple[int, int, int], ...]
+    index: torch.Tensor | None
+
+    @classmethod
+    def of(cls, slots: _IntArray) -> _Slots:
+        borders = _borders(slots)
+        if len(slots) < MIN_RUN * (len(borders) - 1):
+            return cls((), torch.from_numpy(slots))
+        spans = zip(borders, borders[1:], strict=False)
+        return cls(tuple((a, int(slots[a]), int(slots[b - 1]) + 1) for a, b in spans), None)
+
+    def room(self, cache: torch.Tensor, rows: int, scratch: Scratch) -> torch.Tensor:
+        """Where to compute the rows: in the cache if they are float32 and consecutive there."""
+        if len(self.runs) == 1 and cache.dtype == torch.float32:
+            return cache[:, :, self.runs[0][1] : self.runs[0][2]]
+        shape = (*cache.shape[:2], rows, cache.shape[3])
+        return scratch.take("out", shape, torch.float32, cache.device)
+
+    def put(self, cache: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write rows into the cache, unless they are there already."""
+        if self.index is not None:
+            cache.index_copy_(2, self.index, rows.to(cache.dtype))
+            return
+        for offset, start, stop in self.runs:
+            place = cache[:, :, start:stop]
+            if place.data_ptr() != rows.data_ptr():
+                place.copy_(rows[:, :, offset : offset + stop - start])
+
+
+def _steps(chosen: _IntArray, moves: RowMoves, most: int) -> Iterator[tuple[_Rows, _Rows, _Slots]]:
+    """Moves, payload rows and slots of each step of at most `most` rows, of the moves `chosen`."""
     rows, slots = moves.rows.numpy()[chosen], moves.slots.numpy()[chosen]
-    most = max(1, STEP_ELEMENTS // (keys.shape[1] * keys.shape[3]))
-    breaks = 1 + np.flatnonzero(
-        (np.diff(chosen) != 1) | (np.diff(rows) != 1) | (np.diff(slots) != 1)
-    )
-    indexed = len(chosen) < MIN_RUN * (len(breaks) + 1)
-    borders = [0, len(chosen)] if indexed else [0, *breaks.tolist(), len(chosen)]
+    borders = sorted({*_borders(chosen), *_borders(rows)})
+    indexed = len(chosen) < MIN_RUN * (len(borders) - 1)
+    if indexed:
+        borders = [0, len(chosen)]
     for start, stop in zip(borders, borders[1:], strict=False):
         for first in range(start, stop, most):
             part = slice(first, min(stop, first + most))
-            yield (
-                _rows(chosen[part], indexed),
-                _rows(rows[part], indexed),
-                _rows(slots[part], indexed),
-            )
+            at, taken = _rows(chosen[part], indexed), _rows(rows[part], indexed)
+            yield at, taken, _Slots.of(slots[part])
+
+
+def _borders(rows: _IntArray) -> list[int]:
+    """Where runs of consecutive rows begin, and the end of the last."""
+    return [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
 
 
 def _rows(rows: _IntArray, indexed: bool) -> _Rows:
@@ -182,25 +215,25 @@ def _taken(tensor: torch.Tensor, rows: _Rows) -> torch.Tensor:
 
 
 def _scatter_values(
-    stored: _StoredRows, values: torch.Tensor, slots: _Rows, scratch: Scratch
+    stored: _StoredRows, values: torch.Tensor, slots: _Slots, scratch: Scratch
 ) -> None:
     rows = stored.values
     if stored.value_scales is not None:
-        rows = _room(values, slots, stored.rows, scratch)
+        rows = slots.room(values, stored.rows, scratch)
         decode(stored.values, stored.value_scales, out=rows, scratch=scratch)
-    _put(values, slots, rows)
+    slots.put(values, rows)
 
 
 def _scatter_keys(
     stored: _StoredRows,
     keys: torch.Tensor,
-    slots: _Rows,
+    slots: _Slots,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
     layout: RopeLayout,
     scratch: Scratch,
 ) -> None:
     if rotation is None:
-        _put(keys, slots, stored.keys)
+        slots.put(keys, stored.keys)
         return
     shape = (*keys.shape[:2], stored.rows, keys.shape[3])
     unrotated = scratch.take("unrotated", shape, torch.float32, keys.device)
@@ -209,25 +242,9 @@ def _scatter_keys(
         denormalise_(unrotated, stored.key_channels)
     else:
         unrotated.copy_(stored.keys)
-    rotated = _room(keys, slots, stored.rows, scratch)
+    rotated = slots.room(keys, stored.rows, scratch)
     rotate_keys(unrotated, *rotation, layout=layout, out=rotated)
-    _put(keys, slots, rotated)
-
-
-def _room(cache: torch.Tensor, slots: _Rows, rows: int, scratch: Scratch) -> torch.Tensor:
-    """Where to compute rows: in the cache itself if they are float32 and consecutive there."""
-    if isinstance(slots, slice) and cache.dtype == torch.float32:
-        return cache[:, :, slots]
-    shape = (*cache.shape[:2], rows, cache.shape[3])
-    return scratch.take("out", shape, torch.float32, cache.device)
-
-
-def _put(cache: torch.Tensor, slots: _Rows, rows: torch.Tensor) -> None:
-    """Write rows into the cache, unless they are there already."""
-    if not isinstance(slots, slice):
-        cache.index_copy_(2, slots, rows.to(cache.dtype))
-    elif cache[:, :, slots].data_ptr() != rows.data_ptr():
-        cache[:, :, slots].copy_(rows)
+    slots.put(keys, rotated)
 
 
 def _check(payload: Payload, moves: RowMoves, keys: torch.Tensor, values: torch.Tensor) -> None:

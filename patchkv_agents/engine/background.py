@@ -1,27 +1,11 @@
-"""Work beside the model: jobs in another thread, kernels and copies on another CUDA stream."""
+"""Work beside the model: kernels and copies on another CUDA stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
 
 import torch
-
-Result = TypeVar("Result")
-
-
-def submitted(job: Callable[[], Result], worker: Executor | None) -> Future[Result]:
-    """The outcome of `job`, to come from `worker`, or there already without one."""
-    if worker is not None:
-        return worker.submit(job)
-    future: Future[Result] = Future()
-    try:
-        future.set_result(job())
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[None]:

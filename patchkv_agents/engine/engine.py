@@ -176,17 +176,34 @@ class Engine:
                 self._threads[name] = Thread(self, thread_id, namespace)
             return self._threads[name]
 
-    def clear_forks(self, thread: Thread, histories: Collection[ThreadKey]) -> None:
+    def clear_forks(
+        self, thread: Thread, histories: Collection[ThreadKey], forgetting: str
+    ) -> None:
         """Delete the KV state of the threads of these histories, `thread` itself left out.
+
+        Args:
+            thread: was told to forget.
+            histories: that saw the same.
+            forgetting: id of the version that says so. Of threads that are not open here, what
+                is stored of versions made before it goes.
 
         Raises:
             CheckpointError: the store cannot delete it.
         """
         with self.lock:
-            forks = [fork for fork in self._threads.values() if fork.history.key in histories]
+            forks = [
+                fork
+                for fork in self._threads.values()
+                if fork.history.key in histories and fork.history.store is thread.history.store
+            ]
         for fork in forks:
-            if fork is not thread and fork.history.store is thread.history.store:
+            if fork is not thread:
                 fork.clear()
+        if self.keeps_histories:  # else the names of histories are not those of threads
+            for key in {*histories} - {fork.history.key for fork in forks}:
+                stored = self.stored_thread(key.thread, key.namespace)
+                if stored is not None:
+                    stored.forget(lambda version: version < forgetting, sweep=False)
 
     def drop(self, thread_id: str, *, namespace: str = "", delete: bool = False) -> None:
         """Give up a thread: its state, and a history that is in memory. Unknown ids are ignored.

@@ -7,12 +7,15 @@ computed, and what cannot be written is lost with a warning.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 from patchkv_agents.checkpoint import Checkpoint, CheckpointKey
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad, CheckpointStore
+from patchkv_agents.jobs import submitted
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class StoredThread:
 
     def save(self, version: str, checkpoint: Future[Checkpoint]) -> None:
         """Save a version once its checkpoint is there."""
-        self._queue.submit(self._save, version, checkpoint)
+        submitted(partial(self._save, version, checkpoint), self._queue)
 
     def newest(self, ancestry: Iterable[str]) -> tuple[str, CheckpointLoad] | None:
         """Open the stored version from which a context is best recovered.
@@ -50,10 +53,16 @@ class StoredThread:
         Raises:
             CheckpointError: the store or the checkpoint cannot be read.
         """
-        stored = [key.version for key in self._keys()]
+        line = iter(ancestry)
+        # Asked for by name, the likely ones cost no listing, and one that is damaged says so.
+        for version in islice(line, 2):
+            load = self._store.open(self._key(version))
+            if load is not None:
+                return version, load
+        stored = [key.version for key in self._keys(self._scope.fingerprint)]
         if not stored:
             return None
-        chosen = next((version for version in ancestry if version in stored), stored[-1])
+        chosen = next((version for version in line if version in stored), stored[-1])
         load = self._store.open(self._key(chosen))
         return None if load is None else (chosen, load)
 
@@ -63,20 +72,32 @@ class StoredThread:
         Raises:
             CheckpointError: the store cannot be read.
         """
-        return self._queue.submit(lambda: [key.version for key in self._keys()]).result()
+        fingerprint = self._scope.fingerprint
+        keys = submitted(partial(self._keys, fingerprint), self._queue).result()
+        return [key.version for key in keys]
 
-    def delete(self, versions: Iterable[str]) -> None:
-        """Delete versions, and whatever shares payload with what only they refer to.
+    def forget(self, saw: Callable[[str], bool], *, sweep: bool) -> None:
+        """Delete the versions of which `saw` is true, whichever model computed them.
+
+        Whatever shares payload with what only they refer to goes too.
+
+        Args:
+            saw: whether the state of a version, by its id, must go.
+            sweep: even without such a version, leave nothing to which no version refers, such as
+                what a writer that died had written.
 
         Raises:
             CheckpointError: it cannot be made sure that they are gone.
         """
+        gone = [key for key in submitted(self._keys, self._queue).result() if saw(key.version)]
+        if sweep and not gone:
+            gone = [self._key("")]
 
         def job() -> None:
-            for version in versions:
-                self._store.delete(self._key(version))
+            for key in gone:
+                self._store.delete(key)
 
-        self._queue.submit(job).result()
+        submitted(job, self._queue).result()
 
     def delete_all(self) -> None:
         """Delete everything of the thread, in all its namespaces.
@@ -85,7 +106,8 @@ class StoredThread:
             CheckpointError: it cannot be made sure that it is gone.
         """
         scope = self._scope
-        self._queue.submit(self._store.delete_thread, scope.tenant, scope.thread).result()
+        job = partial(self._store.delete_thread, scope.tenant, scope.thread)
+        submitted(job, self._queue).result()
 
     def _save(self, version: str, checkpoint: Future[Checkpoint]) -> None:
         try:
@@ -93,9 +115,9 @@ class StoredThread:
         except Exception as error:  # in the background there is nobody to raise it to
             _LOG.warning("version %s of thread %s was not saved: %s", version, self._scope, error)
 
-    def _keys(self) -> list[CheckpointKey]:
+    def _keys(self, fingerprint: str | None = None) -> list[CheckpointKey]:
         scope = self._scope
-        return self._store.versions(scope.fingerprint, scope.tenant, scope.thread, scope.namespace)
+        return self._store.versions(fingerprint, scope.tenant, scope.thread, scope.namespace)
 
     def _key(self, version: str) -> CheckpointKey:
         return replace(self._scope, version=version)

@@ -16,10 +16,11 @@ from patchkv_agents.checkpoint.overlap import common_prefix
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
-from patchkv_agents.engine.background import side_stream, submitted
+from patchkv_agents.engine.background import side_stream
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
+from patchkv_agents.jobs import submitted
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
 from patchkv_agents.recovery.donors import AnchorsOf, Donor, choose_donor, no_anchors
 from patchkv_agents.recovery.plan import RecoveryPlan
@@ -197,13 +198,13 @@ class KVSequence:
             anchors_of: which messages of an earlier version are in this one, as far as known.
         """
         started = time.perf_counter()
-        self._settle()
+        self._settle_stored()
         waited_ms = _milliseconds_since(started)
         self._settle_scores()
         try:
             resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
         except CheckpointError as error:  # the current version was still arriving from a store
-            self._trouble.append(f"stored state could not be read: {error}")
+            self._give_up_load(error)
             waited_ms = _milliseconds_since(started)
             resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
         self._version, self._precision = version, policy.precision
@@ -291,6 +292,7 @@ class KVSequence:
         )
         if load is not None:
             load.wait()  # what was not needed now will be referred to all the same
+            self._versions.put(self._version, old, repack=False)  # to go back to
         cache.filled = tokens
         recovered_ms = _milliseconds_since(begun)
 
@@ -362,7 +364,21 @@ class KVSequence:
         return submitted(job, self._worker)
 
     def _settle(self) -> None:
-        """Wait for what is being stored. Rows whose storing failed are given up."""
+        """Wait for what is being stored and what is arriving. Rows that are lost are given up."""
+        self._settle_stored()
+        if self._load is not None:
+            try:
+                self._load.wait()
+            except CheckpointError as error:
+                self._give_up_load(error)
+            self._load = None
+
+    def _give_up_load(self, error: CheckpointError) -> None:
+        self._checkpoint = Checkpoint.empty()
+        self._trouble.append(f"stored state could not be read: {error}")
+
+    def _settle_stored(self) -> None:
+        """Wait for what is being stored."""
         for stored in (self._leaving, self._suspending):
             try:
                 if stored is not None:

@@ -225,10 +225,13 @@ class Thread:
         with self._engine.lock:
             self._sequence.clear()
         if self._stored is not None:
-            self._stored.delete(self._stored.versions())
+            self._stored.forget(lambda version: True, sweep=True)
+        self._replies.clear()
         self._must_clear = False
 
     def _suspend(self) -> None:
+        if self._must_clear:
+            self._clear()
         with self._engine.lock:
             is_live = self._sequence.is_live
             checkpoint = self._sequence.suspend()
@@ -307,13 +310,15 @@ class Thread:
                 self._clear()
             forgetting = self._forgetting_line.newest(self.history, version)
             if forgetting is not None and forgetting.id != self._forgotten:
-                reasons += self._forget_before(forgetting, token_ids)
+                reasons += self._forget_before(forgetting, version, token_ids)
                 self._forgotten = forgetting.id
         except CheckpointError as error:  # tried again at the next call
             reasons.append(f"stored state that saw forgotten text is not deleted yet: {error}")
         return reasons
 
-    def _forget_before(self, forgetting: ContextVersion, token_ids: IntArray) -> list[str]:
+    def _forget_before(
+        self, forgetting: ContextVersion, version: ContextVersion, token_ids: IntArray
+    ) -> list[str]:
         """Delete state of versions that did not come from `forgetting`, and that of forks."""
 
         def saw(version_id: str) -> bool:
@@ -326,12 +331,14 @@ class Thread:
                 reasons.append("an edit says forget: state that saw the old text was deleted")
                 sequence.truncate(sequence.clean_prefix(token_ids))
             sequence.versions.drop([kept for kept in sequence.versions if saw(kept)])
-            shown = match_replies(forgetting.messages, list(self._replies))
-            self._replies = deque(shown.values(), maxlen=MOST_REPLIES)
+            shown = match_replies(forgetting.messages, list(self._replies)).values()
+            kept_replies = [reply for reply in self._replies if reply in shown]
+            self._replies = deque(kept_replies, maxlen=MOST_REPLIES)
             if forgetting.forgotten is not None:
-                self._engine.clear_forks(self, forgetting.forgotten.threads)
+                threads = forgetting.forgotten.threads
+                self._engine.clear_forks(self, threads, forgetting.id)
         if self._stored is not None:
-            self._stored.delete([kept for kept in self._stored.versions() if saw(kept)])
+            self._stored.forget(saw, sweep=forgetting.id == version.id)
         return reasons
 
     def _fetch(self, version: ContextVersion) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,29 @@ def test_a_folder_is_enough_to_go_on_elsewhere_and_damage_is_noticed(plain, engi
     torch.testing.assert_close(reply.first_logits, expected.first_logits, atol=1e-4, rtol=0)
 
 
+def test_a_damaged_manifest_is_noticed_too(engine_on, tmp_path):
+    """It used to be left out when versions were listed, and so taken for absent, without a word."""
+    rows, file = tmp_path / "rows", tmp_path / "history.db"
+    suspended(engine_on(open_store(rows), history=SQLiteHistoryStore(file)))
+    [manifest] = rows.rglob("manifest-*")
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    thread = engine_on(open_store(rows), history=SQLiteHistoryStore(file)).thread("t")
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert "manifest of a stored checkpoint is damaged" in report.fallback_reason
+    assert report.is_exact and report.new == report.tokens
+
+
+def test_a_version_from_the_store_can_be_gone_back_to(engine_on):
+    store = MemoryStore()
+    first = suspended(engine_on(store))
+    thread = engine_on(store).thread("t")
+    assert thread.generate(edited(), policy=PATCH, max_new_tokens=2).report.restored > 0
+    thread.suspend()
+    report = thread.generate(MESSAGES, policy=PATCH, max_new_tokens=2).report
+    assert report.resumed_from == first.history.head.id and report.is_exact
+    assert report.prefix == report.tokens - 1
+
+
 @pytest.mark.parametrize("other", [{"tenant": "b"}, {"thread": "u"}, {"namespace": "sub"}])
 def test_nobody_else_is_answered_from_it(engine_on, other):
     store = MemoryStore()
@@ -140,6 +164,75 @@ def test_forgetting_reaches_the_store(engine_on):
     thread.suspend()
     assert engine.stored_thread("t").versions() == [thread.history.head.id]
     assert thread.generate(messages, max_new_tokens=2).report.prefix > 0
+
+
+def test_forgetting_reaches_what_nobody_has_open(engine_on, tmp_path):
+    """Rows of a fork that another process made, rows that another model computed, and parts whose
+    writer died before it wrote a manifest used to stay in the store."""
+    rows, file = open_store(tmp_path / "rows"), tmp_path / "history.db"
+    writer = engine_on(rows, history=SQLiteHistoryStore(file))
+    fork = suspended(writer).fork("copy")
+    fork.generate(MESSAGES, max_new_tokens=3)
+    fork.suspend()
+    other_model = engine_on(rows, history=SQLiteHistoryStore(file))
+    other_model.fingerprint = "another model"
+    suspended(other_model)
+    writer.stored_thread("copy").versions()
+    assert rows.stats().checkpoints == 3
+    for manifest in (tmp_path / "rows").rglob("manifest-*"):
+        if "copy" not in manifest.read_text():
+            manifest.unlink()
+
+    engine = engine_on(rows, history=SQLiteHistoryStore(file))
+    forget = Edit.declare(EditKind.REDACT, old=(2,), new=(2,), forget=True)
+    thread = engine.thread("t")
+    thread.generate(edited("[removed]"), edits=[forget], max_new_tokens=2)
+    assert rows.stats().stored_bytes == 0
+    # What is stored from now on stays, whoever obeys the same edit later.
+    thread.suspend()
+    fork = engine.thread("copy")
+    fork.generate(edited("[removed]"), max_new_tokens=2)
+    fork.suspend()
+    engine.stored_thread("copy").versions()
+    later = engine_on(rows, history=SQLiteHistoryStore(file)).thread("t")
+    assert later.generate(edited("[removed]"), max_new_tokens=2).report.resumed_from
+    assert rows.stats().checkpoints == 2
+
+
+def test_rows_of_another_model_are_forgotten(engine_on):
+    store = MemoryStore()
+    engine = engine_on(store)
+    saw = suspended(engine).history.head.id
+    [(key, checkpoint)] = store._checkpoints.items()
+    store.save(replace(key, fingerprint="another model"), checkpoint)
+    engine.thread("t").history.replace("call_1", "[removed]", forget=True)
+    messages = copy.deepcopy(MESSAGES)
+    messages[2]["content"] = "[removed]"
+    engine.thread("t").generate(messages, max_new_tokens=2)
+    assert saw == key.version and store.stats().checkpoints == 0
+
+
+def test_a_fork_that_is_to_forget_while_it_answers_stores_nothing(engine_on):
+    """Its suspend used to store the rows, to be deleted at a next call that may never come."""
+    engine = engine_on(MemoryStore())
+    thread = suspended(engine)
+    fork = thread.fork("copy")
+    stream = fork.stream(MESSAGES, max_new_tokens=5)
+    next(stream)
+    thread.history.replace("call_1", "The ferry leaves from [removed].", forget=True)
+    thread.generate(edited("[removed]"), max_new_tokens=2)
+    stream.close()
+    fork.suspend()
+    assert engine.stored_thread("copy").versions() == []
+    assert not len(fork.sequence.token_ids) and not len(fork.sequence.versions)
+
+
+def test_a_closed_store_costs_no_call(engine_on, tmp_path):
+    store = open_store(tmp_path)
+    first = suspended(engine_on(store))
+    store.close()
+    report = engine_on(store).thread("t").generate(MESSAGES, max_new_tokens=2).report
+    assert report.resumed_from == first.history.head.id and report.fallback_reason is None
 
 
 def test_dropping_a_thread_deletes_it_in_the_store_only_if_asked(engine_on):

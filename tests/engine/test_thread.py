@@ -285,6 +285,22 @@ def test_forgetting_reaches_rows_that_saw_an_earlier_form(thread):
     assert 0 < report.prefix < report.tokens - restored.restored
 
 
+def test_forgetting_keeps_the_order_of_sampled_answers(thread):
+    """Answers of the same text are told apart by their order, which used to be reversed."""
+    messages = copy.deepcopy(MESSAGES)
+    for n in range(3):
+        reply = thread.generate(messages, max_new_tokens=2 + n)
+        messages += [
+            {"role": "assistant", "content": reply.text},
+            {"role": "user", "content": "And then?"},
+        ]
+    before = list(thread._replies)
+    forget = Edit.declare(EditKind.REDACT, old=(2,), new=(2,), forget=True)
+    messages[2]["content"] = "[removed]"
+    thread.generate(messages, edits=[forget], max_new_tokens=2)
+    assert list(thread._replies)[:-1] == before
+
+
 def test_a_fork_forgets_what_the_other_is_told_to_forget(engine, thread):
     """Also one that is answering at that moment: at its next call then."""
     thread.generate(MESSAGES, max_new_tokens=2)

@@ -222,6 +222,35 @@ def test_a_checkpoint_that_does_not_arrive_is_computed_instead(
     assert whole.resume(LEFT, PATCH).plan.count(RowLabel.PREFIX) == 300
 
 
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("action", ["fork", "truncate"])
+def test_rows_that_are_arriving_are_waited_for(model, sequence, action, broken):
+    """Before a resume waited for them, a fork shared rows that might never come, and truncating
+    copied what was in memory in their place; both called exact."""
+    donor = sequence_of(model)
+    donor.resume(BASE, EXACT)
+    donor.suspend()
+
+    class Slow(CheckpointLoad):
+        arrived = False
+
+        def wait(self, layers=None):
+            if broken:
+                raise CheckpointError("part 7 is damaged")
+            self.arrived = True
+
+    load = Slow(donor.checkpoint)
+    sequence.adopt("stored", load)
+    if action == "fork":
+        sequence = sequence.fork()
+    else:
+        sequence.truncate(300)
+    assert load.arrived is not broken
+    resumed = sequence.resume(LEFT, EXACT)
+    assert resumed.plan.count(RowLabel.PREFIX) == (0 if broken else 300)
+    close(resumed.logits, full_logits(model, LEFT))
+
+
 def test_a_checkpoint_of_another_model_is_refused(model, sequence):
     other = sequence_of(tiny_model("llama-one-kv-head"))
     other.resume(BASE, EXACT)

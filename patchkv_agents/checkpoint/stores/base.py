@@ -14,6 +14,7 @@ import numpy as np
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.key import CheckpointKey
 from patchkv_agents.errors import CheckpointError
+from patchkv_agents.jobs import submitted
 
 Id = TypeVar("Id", str, CheckpointKey)
 Result = TypeVar("Result")
@@ -108,7 +109,7 @@ def result_by(future: Future[Result], deadline: float) -> Result:
 
 def all_of(pool: Executor, jobs: Iterable[Callable[[], Result]]) -> list[Result]:
     """Results of all jobs, in order; after the first failure no further one starts."""
-    futures = [pool.submit(job) for job in jobs]
+    futures = [submitted(job, pool) for job in jobs]
     done, pending = wait(futures, return_when=FIRST_EXCEPTION)
     for future in pending:
         future.cancel()
@@ -142,11 +143,12 @@ class CheckpointStore(Protocol):
         ...
 
     def versions(
-        self, fingerprint: str, tenant: str, thread: str, namespace: str
+        self, fingerprint: str | None, tenant: str, thread: str, namespace: str
     ) -> list[CheckpointKey]:
         """The stored versions of a thread, those longest unused first.
 
-        Stores that do not note uses go by the time of saving.
+        Without a fingerprint, those that any model has computed. Stores that do not note uses go by
+        the time of saving.
         """
         ...
 

@@ -37,6 +37,7 @@ from patchkv_agents.checkpoint.stores.base import (
 from patchkv_agents.checkpoint.stores.blobs import MAX_PART_BYTES, BlobStore
 from patchkv_agents.checkpoint.stores.cleaning import Cleaner, read_manifests
 from patchkv_agents.errors import CheckpointError
+from patchkv_agents.jobs import submitted
 from patchkv_kernels.payload import Payload
 
 
@@ -146,7 +147,7 @@ class BlobCheckpointStore:
                 ]
             payloads.append(payload)
         jobs.sort(key=lambda job: job[0])
-        arrivals = [(first_layer, self._pool.submit(fetch)) for first_layer, fetch in jobs]
+        arrivals = [(first_layer, submitted(fetch, self._pool)) for first_layer, fetch in jobs]
 
         def on_end(complete: bool) -> None:
             self._counts["hits" if complete else "misses"] += 1
@@ -159,15 +160,21 @@ class BlobCheckpointStore:
         return CheckpointLoad(checkpoint_of(arrays, payloads), arrivals, deadline, on_end)
 
     def versions(
-        self, fingerprint: str, tenant: str, thread: str, namespace: str
+        self, fingerprint: str | None, tenant: str, thread: str, namespace: str
     ) -> list[CheckpointKey]:
         """The stored versions of a thread whose manifests can be read, longest unused first."""
-        scope = CheckpointKey(fingerprint, tenant, thread, namespace, "")
+        scope = CheckpointKey(fingerprint or "", tenant, thread, namespace, "")
         infos = self._blobs.list_blobs(names.folder_of(scope))
-        found = [info for info in infos if names.is_manifest_in_scope_of(scope, info.name)]
+        found = [
+            info
+            for info in infos
+            if names.is_manifest_in_scope_of(scope, info.name)
+            or (fingerprint is None and names.is_manifest(info.name))
+        ]
         found.sort(key=lambda info: info.modified_s)
         manifests = read_manifests(self._blobs, self._pool, [info.name for info in found])
-        return [manifest.key for manifest in manifests.values() if manifest is not None]
+        keys = [manifest.key for manifest in manifests.values() if manifest is not None]
+        return [key for key in keys if key.namespace == namespace]
 
     def delete(self, key: CheckpointKey) -> None:
         """Forget a version (see `CheckpointStore.delete`)."""
@@ -261,18 +268,21 @@ class BlobCheckpointStore:
     def _find(self, key: CheckpointKey, deadline: float) -> tuple[Manifest, Arrays] | None:
         """The manifest and arrays of `key`, or None if there is no manifest."""
         for _ in range(2):  # a save in between replaces both
-            data = result_by(self._pool.submit(self._blobs.get, names.manifest_of(key)), deadline)
+            data = self._get(names.manifest_of(key), deadline)
             if data is None:
                 return None
             manifest = Manifest.decode(bytes(data))
             if manifest.key != key:
                 raise CheckpointError("a stored checkpoint is not the one that its name says")
-            arrays = result_by(self._pool.submit(self._blobs.get, manifest.arrays), deadline)
+            arrays = self._get(manifest.arrays, deadline)
             if arrays is not None:
                 if checksum(arrays) != manifest.arrays_checksum:
                     raise CheckpointError("the arrays of a stored checkpoint are damaged")
                 return manifest, split(arrays, manifest.shapes)
         raise CheckpointError("a stored checkpoint is incomplete: its arrays are missing")
+
+    def _get(self, name: str, deadline: float) -> memoryview | None:
+        return result_by(submitted(partial(self._blobs.get, name), self._pool), deadline)
 
     def _fetch(self, folder: str, record: PayloadRecord, stream: PayloadBytes, part: int) -> None:
         name = names.part_of(folder, record.id, part)

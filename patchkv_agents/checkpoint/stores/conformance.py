@@ -252,6 +252,7 @@ class StoreConformance:
         assert set(reader.versions("model-1", "tenant", "thread", "")) == set(keys)
         assert reader.versions("model-1", "tenant", "thread", "subagent") == [others[3]]
         assert reader.versions("model-1", "nobody", "thread", "") == []
+        assert set(reader.versions(None, "tenant", "thread", "")) == {*keys, others[0]}
 
     def test_deleting_forgets(self) -> None:
         """After an edit marked `forget` no stored byte may be of the forgotten rows."""

@@ -60,15 +60,16 @@ class MemoryStore:
         return None if checkpoint is None else CheckpointLoad(checkpoint)
 
     def versions(
-        self, fingerprint: str, tenant: str, thread: str, namespace: str
+        self, fingerprint: str | None, tenant: str, thread: str, namespace: str
     ) -> list[CheckpointKey]:
         """The stored versions of a thread, those longest unused first."""
-        wanted = (fingerprint, tenant, thread, namespace)
+        wanted = (tenant, thread, namespace)
         with self._lock:
             return [
                 key
                 for key in self._checkpoints
-                if (key.fingerprint, key.tenant, key.thread, key.namespace) == wanted
+                if (key.tenant, key.thread, key.namespace) == wanted
+                and fingerprint in (None, key.fingerprint)
             ]
 
     def delete(self, key: CheckpointKey) -> None:
