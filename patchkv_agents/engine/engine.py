@@ -19,6 +19,7 @@ from patchkv_agents.engine.persistence import StoredThread
 from patchkv_agents.engine.support import check_config, support_of
 from patchkv_agents.engine.thread import Thread
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
+from patchkv_agents.jobs import submitted
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
@@ -156,6 +157,14 @@ class Engine:
             return None
         scope = CheckpointKey(self.fingerprint, self.tenant, thread_id, namespace, version="")
         return StoredThread(self._store, self._store_queue, scope)
+
+    def flush(self) -> None:
+        """Wait until what was suspended so far is stored, or could not be (which is logged).
+
+        To be called before another process takes up a thread.
+        """
+        submitted(lambda: None, self.offload_worker).result()
+        submitted(lambda: None, self._store_queue).result()
 
     def thread(self, thread_id: str, *, namespace: str = "", new: bool = False) -> Thread:
         """The thread of this id, made at its first use.

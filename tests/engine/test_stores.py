@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,7 @@ def suspended(engine, name="t", messages=MESSAGES):
     thread = engine.thread(name)
     thread.generate(messages, max_new_tokens=2)
     thread.suspend()
-    engine.stored_thread(name).versions()  # waits for the save
+    engine.flush()
     return thread
 
 
@@ -288,3 +289,22 @@ def test_history_and_rows_together_carry_a_thread_to_another_engine(engine_on, t
     again = ContextHistory(SQLiteHistoryStore(file), thread="t")
     assert again.head is None and not engine.stored_thread("t").versions()
     assert ContextHistory(SQLiteHistoryStore(file), thread="copy").head is not None
+
+
+def test_flush_waits_for_what_is_being_stored(engine_on):
+    """A store that takes its time: without the wait another engine would find nothing yet."""
+    saved = []
+
+    class Slow(MemoryStore):
+        def save(self, key, checkpoint):
+            time.sleep(0.3)
+            super().save(key, checkpoint)
+            saved.append(key.version)
+
+    engine = engine_on(Slow())
+    thread = engine.thread("t")
+    thread.generate(MESSAGES, max_new_tokens=2)
+    thread.suspend()
+    assert not saved
+    engine.flush()
+    assert saved == [thread.history.head.id]
