@@ -91,6 +91,10 @@ class BlobCheckpointStore:
         written: list[str] = []
         with self._lock:
             sizes = {info.name: info.size for info in self._blobs.list_blobs(folder)}
+            # Other processes may be saving this version too. Only arrays to which a manifest has
+            # referred, and which the new one replaces, can be deleted: others may be about to be
+            # referred to.
+            replaced = self._arrays_in(manifest) if manifest in sizes else []
             try:
                 records = tuple(self._put(folder, p, sizes, written) for p in payloads)
                 arrays, shapes = joined(arrays_of(checkpoint, payloads))
@@ -106,7 +110,6 @@ class BlobCheckpointStore:
                 raise
             for payload, record in zip(payloads, records, strict=True):
                 self._remember(payload, record)
-            replaced = [n for n in sizes if names.is_arrays_of(key, n)]
             if replaced:
                 self._blobs.delete(replaced)
             self._cleaner.make_room(key)
@@ -241,6 +244,13 @@ class BlobCheckpointStore:
             part_bytes=self._part_bytes,
             checksums=tuple(checksums),
         )
+
+    def _arrays_in(self, manifest: str) -> list[str]:
+        """The arrays to which a manifest refers; none if it is gone or damaged."""
+        data = self._blobs.get(manifest)
+        with contextlib.suppress(CheckpointError):
+            return [Manifest.decode(bytes(data)).arrays] if data is not None else []
+        return []
 
     def _put_parts(
         self,

@@ -44,11 +44,6 @@ def new_arrays_of(key: CheckpointKey) -> str:
     return f"{folder_of(key)}/arrays-{_version(key)}-{uuid.uuid4().hex}"
 
 
-def is_arrays_of(key: CheckpointKey, name: str) -> bool:
-    """Whether a blob holds arrays of the version."""
-    return name.startswith(f"{folder_of(key)}/arrays-{_version(key)}-")
-
-
 def part_of(folder: str, payload: str, part: int) -> str:
     """A part of a payload."""
     return f"{folder}/part-{payload}-{part}"
