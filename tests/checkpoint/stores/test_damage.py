@@ -101,22 +101,22 @@ def test_exchanged_blobs_are_noticed() -> None:
         blobs.data = dict(whole)
 
 
-def test_saving_again_mends() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_again_mends(kind: str) -> None:
     """A part that is there but damaged was once taken for written, and stayed damaged."""
     blobs = DictBlobs()
     writer = BlobCheckpointStore(blobs)
     checkpoint = sample_checkpoint([sample_payload(97)])
     writer.save(KEY, checkpoint)
-    for kind in KINDS:
-        name = blobs.of_kind(kind)[-1]
-        blobs.data[name] = bytes(len(blobs.data[name]))
-        with pytest.raises(CheckpointError):
-            reader(blobs).load(KEY)
-        writer.save(KEY, checkpoint)
-        assert_same(checkpoint, reader(blobs).load(KEY))
-        del blobs.data[blobs.of_kind(kind)[-1]]
-        writer.save(KEY, checkpoint)
-        assert_same(checkpoint, reader(blobs).load(KEY))
+    name = blobs.of_kind(kind)[-1]
+    blobs.data[name] = bytes(len(blobs.data[name]))
+    with pytest.raises(CheckpointError):
+        reader(blobs).load(KEY)
+    writer.save(KEY, checkpoint)
+    assert_same(checkpoint, reader(blobs).load(KEY))
+    del blobs.data[blobs.of_kind(kind)[-1]]
+    writer.save(KEY, checkpoint)
+    assert_same(checkpoint, reader(blobs).load(KEY))
 
 
 def test_a_load_that_fails_late_gives_nothing_to_later_loads() -> None:
