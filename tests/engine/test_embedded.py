@@ -21,9 +21,12 @@ from patchkv_agents.errors import ModelNotFoundError, PatchKVError
 # Runs `embedded_folder()` with the slow step replaced: two files, the second after a wait in which
 # the process can be killed. Appends a line to `log` at each start of a conversion.
 SCRIPT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from patchkv_agents.engine import embedded
+
+# A shell that starts the tests in the background makes their processes ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def convert(gguf, target):
     with open(sys.argv[1], "a") as log:

@@ -112,7 +112,7 @@ class StoreConformance:
 
     def new_handles(self) -> tuple[CheckpointStore, CheckpointStore]:
         """Two handles on the same new, empty storage; one object twice where it has no second."""
-        raise NotImplementedError
+        raise NotImplementedError("say how to open a store, twice")
 
     def test_what_was_saved_is_loaded_bit_for_bit(self) -> None:
         writer, reader = self.new_handles()
