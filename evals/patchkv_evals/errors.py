@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchkv_agents.errors import InputError
+from patchkv_agents.errors import InputError, PatchKVError
 
 
 class DataError(InputError):
@@ -11,3 +11,7 @@ class DataError(InputError):
 
 class EpisodeError(InputError):
     """No episode of the wanted kind, length or shape can be made from a row."""
+
+
+class ReportError(PatchKVError):
+    """A report cannot be written."""

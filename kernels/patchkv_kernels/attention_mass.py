@@ -40,7 +40,9 @@ def add_received_mass(
     if query.is_cuda:
         from patchkv_kernels.triton_attention_mass import add_received_mass_triton
 
-        return add_received_mass_triton(mass, query, key, scaling=scaling)
+        # Triton launches on the current device.
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+            return add_received_mass_triton(mass, query, key, scaling=scaling)
     add_received_mass_torch(mass, query, key, scaling=scaling)
 
 
@@ -72,7 +74,9 @@ def add_block_mass(
     if query.is_cuda and block_size in (32, 64):
         from patchkv_kernels.triton_attention_mass import add_block_mass_triton
 
-        return add_block_mass_triton(mass, query, key, block_size=block_size, scaling=scaling)
+        # Triton launches on the current device.
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+            return add_block_mass_triton(mass, query, key, block_size=block_size, scaling=scaling)
     add_block_mass_torch(mass, query, key, block_size=block_size, scaling=scaling)
 
 

@@ -71,7 +71,12 @@ def quantize_gather(
     for layers, own in runs:
         part = slice(layers.start, layers.stop)
         given = None if channels is None else channels[part]
-        parts.append(_gathered(keys[part], values[part], rows, written, format, dtypes, own, given))
+        # Triton launches on the current device.
+        with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
+            gathered = _gathered(
+                keys[part], values[part], rows, written, format, dtypes, own, given
+            )
+        parts.append(gathered)
     tensors = parts[0]
     if len(parts) > 1:
         tensors = {name: torch.cat([part[name] for part in parts]) for name in tensors}

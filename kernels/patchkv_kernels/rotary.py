@@ -35,6 +35,12 @@ class Rope:
     inv_freq: npt.NDArray[np.float32]
     layout: RopeLayout
 
+    def of_layers(self, layers: range) -> Rope:
+        """The rope of some consecutive layers."""
+        if self.inv_freq.ndim == 1:
+            return self
+        return replace(self, inv_freq=self.inv_freq[layers.start : layers.stop])
+
     def runs(self, layers: range) -> list[tuple[range, Rope]]:
         """Consecutive layers of equal frequencies, and the rope of each such run, of one row."""
         if self.inv_freq.ndim == 1:

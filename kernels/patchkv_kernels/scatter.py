@@ -82,8 +82,10 @@ def scatter_rows(
         from patchkv_kernels.triton_dequantize import scatter_rows_triton as scatter
     else:
         scatter = scatter_rows_cpu
-    for part, own in moves.runs(len(keys)):
-        scatter(_layers(payload, part), own, keys[part], values[part])
+    # Triton launches on the current device.
+    with torch.cuda.device_of(keys):  # type: ignore[no-untyped-call]
+        for part, own in moves.runs(len(keys)):
+            scatter(_layers(payload, part), own, keys[part], values[part])
 
 
 def _layers(payload: Payload, layers: slice) -> Payload:

@@ -1,5 +1,7 @@
 """What PatchKV is compared with, behind the same interface and on the same engine."""
 
+from patchkv_agents.baselines.cacheblend import CACHEBLEND
+from patchkv_agents.baselines.cacheblend_released import CACHEBLEND_RELEASED
 from patchkv_agents.baselines.comparison import (
     Comparison,
     MethodResult,
@@ -8,12 +10,18 @@ from patchkv_agents.baselines.comparison import (
 )
 from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.baselines.prefix_cache import PREFIX_CACHE
+from patchkv_agents.baselines.registry import method, method_names, policy_named
 
 __all__ = [
+    "CACHEBLEND",
+    "CACHEBLEND_RELEASED",
     "DIRECT_REUSE",
     "PREFIX_CACHE",
     "Comparison",
     "MethodResult",
     "compare_methods",
     "first_token_kl",
+    "method",
+    "method_names",
+    "policy_named",
 ]

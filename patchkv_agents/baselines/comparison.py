@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import ContextVersion, Conversation
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.errors import PatchKVError
@@ -97,7 +97,7 @@ def compare_methods(
     method once, the full prefill first.
 
     Args:
-        engine: runs everything; its threads of these names are dropped first.
+        engine: runs everything, on threads whose names begin with `compare/`.
         old, new: the context before and after the edit.
         policies: the methods; results carry their names.
         rounds: how often every method runs. Answers come from the first round.
@@ -107,61 +107,42 @@ def compare_methods(
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
     started = time.perf_counter()
     progress("prefill of the old context")
-
-    def answered_old(name: str, policy: RecoveryPolicy) -> tuple[Thread, Reply]:
-        engine.drop(name)
-        # Rows of later threads are those of the first, which is exact, until they are stored.
-        thread = stored[None].fork(name) if stored else engine.thread(name)
-        reply = thread.generate(
-            old.messages, tools=old.tools, policy=policy, max_new_tokens=answer_tokens
-        )
-        thread.suspend()
-        return thread, reply
-
-    stored: dict[PrecisionPolicy | None, Thread] = {}
-    stored[None], old_reply = answered_old("compare/old", RecoveryPolicy.exact())
-    for policy in policies:
-        if policy.precision not in stored:
-            name = f"compare/old-{policy.name}"
-            stored[policy.precision], _ = answered_old(name, policy)
-    history = stored[None].history.fork()
-    history.commit(new.messages, tools=new.tools)
-
-    def run(policy: RecoveryPolicy | None, first_round: bool) -> Reply:
-        engine.drop("compare/run")
-        if policy is None:
-            branch = engine.thread("compare/run")
-        else:
-            branch = stored[policy.precision].fork("compare/run")
-        try:
-            return branch.generate(
-                new.messages,
-                tools=new.tools,
-                policy=policy,
-                max_new_tokens=answer_tokens if first_round else 1,
+    with SharedStates(engine, answer_tokens=answer_tokens) as states:
+        old_state = states.exact(old)
+        origins: dict[str, Thread | None] = {"full_prefill": None}
+        origins |= {policy.name: states.stored(old, policy.precision).thread for policy in policies}
+        plans = {"full_prefill": RecoveryPolicy.exact()}
+        plans |= {policy.name: policy for policy in policies}
+        replies: dict[str, list[Reply]] = {name: [] for name in plans}
+        prefill_s = time.perf_counter() - started
+        steps = rounds * len(plans)
+        for step in range(steps):
+            name = list(plans)[step % len(plans)]
+            # Full prefill and prefix cache take about as long as the first prefill, others little.
+            left_s = prefill_s * 2 * (steps - step) / len(plans)
+            progress(f"{name.replace('_', ' ')} ({step + 1} of {steps}, about {left_s:.0f} s left)")
+            thread, reply = states.resume(
+                origins[name],
+                new,
+                plans[name],
+                max_new_tokens=answer_tokens if step < len(plans) else 1,
             )
-        finally:
-            engine.drop("compare/run")
-
-    plans: dict[str, RecoveryPolicy | None] = {"full_prefill": None}
-    plans |= {policy.name: policy for policy in policies}
-    replies: dict[str, list[Reply]] = {name: [] for name in plans}
-    prefill_s = time.perf_counter() - started
-    steps = rounds * len(plans)
-    for step in range(steps):
-        name = list(plans)[step % len(plans)]
-        # Full prefill and prefix cache take about as long as the first prefill, the others little.
-        left_s = prefill_s * 2 * (steps - step) / len(plans)
-        progress(f"{name.replace('_', ' ')} ({step + 1} of {steps}, about {left_s:.0f} s left)")
-        replies[name].append(run(plans[name], step < len(plans)))
-    for thread in stored.values():
-        engine.drop(thread.id)
-    reference = replies["full_prefill"][0]
-    results = {name: _result(reference, runs) for name, runs in replies.items()}
-    return Comparison(old_reply, history.log()[::-1], results)
+            states.release(thread)
+            replies[name].append(reply)
+        history = old_state.thread.history.fork()
+    history.commit(new.messages, tools=new.tools)
+    results = {
+        name: method_result(replies["full_prefill"][0], runs) for name, runs in replies.items()
+    }
+    return Comparison(old_state.reply, history.log()[::-1], results)
 
 
-def _result(reference: Reply, runs: Sequence[Reply]) -> MethodResult:
+def method_result(reference: Reply, runs: Sequence[Reply]) -> MethodResult:
+    """Put the runs of one method, first round first, beside the full prefill's first answer.
+
+    Raises:
+        PatchKVError: logits are not numbers.
+    """
     first = runs[0]
     times: dict[str, Any] = {
         name: median(getattr(reply.report, name) for reply in runs) for name in TIMES

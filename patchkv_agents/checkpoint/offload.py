@@ -18,8 +18,9 @@ import torch
 from patchkv_agents.checkpoint.checkpoint import QUANTISED_ORIGIN, Checkpoint
 from patchkv_agents.checkpoint.extents import Extent, extents_of
 from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
+from patchkv_agents.checkpoint.shards import CacheShard, gather
 from patchkv_agents.ranges import BoolArray, mask_of, ranges_of
-from patchkv_kernels import PayloadFormat, Rope, quantize_gather
+from patchkv_kernels import PayloadFormat, Rope
 
 BLOCK_SIZE = 32
 """Tokens of a source block."""
@@ -41,13 +42,11 @@ class _Block:
 
 
 @torch.inference_mode()
-def store_rows(
-    keys: torch.Tensor, values: torch.Tensor, rows: BoolArray, rope: Rope
-) -> tuple[Extent, ...]:
+def store_rows(shards: Sequence[CacheShard], rows: BoolArray, rope: Rope) -> tuple[Extent, ...]:
     """Copy rows of a live cache, bit for bit, into one payload.
 
     Args:
-        keys, values: `[layers, kv_heads, capacity, head_dim]`; not changed.
+        shards: all layers of the cache; not changed.
         rows: positions to store, bool `[tokens]`.
         rope: of the model.
     """
@@ -55,15 +54,14 @@ def store_rows(
     if not blocks:
         return ()
     ranges = [block.source for block in blocks]
-    payload = quantize_gather(keys, values, ranges, format=PayloadFormat.NATIVE, rope=rope)
+    payload = gather(shards, ranges, format=PayloadFormat.NATIVE, rope=rope)
     return extents_of(payload, [block.position for block in blocks])
 
 
 @torch.inference_mode()
 def offload(
     checkpoint: Checkpoint,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    shards: Sequence[CacheShard],
     *,
     rope: Rope,
     precision: PrecisionPolicy | None,
@@ -72,7 +70,7 @@ def offload(
 
     Args:
         checkpoint: of the context whose rows the cache holds.
-        keys, values: of the cache, `[layers, kv_heads, capacity, head_dim]`; not changed.
+        shards: all layers of the cache; not changed.
         rope: of the model.
         precision: chooses formats; None stores every row losslessly, and so do heads whose size
             is not a multiple of 8, which the formats need.
@@ -81,17 +79,15 @@ def offload(
         A new checkpoint. Rows that lose precision change their origin from exact to quantised.
     """
     stored = checkpoint.stored
-    if precision is None or keys.shape[3] % 8:
-        return checkpoint.with_extents(
-            (*checkpoint.extents, *store_rows(keys, values, ~stored, rope))
-        )
+    if precision is None or shards[0].keys.shape[3] % 8:
+        return checkpoint.with_extents((*checkpoint.extents, *store_rows(shards, ~stored, rope)))
     tokens = len(checkpoint)
     complete = np.arange(tokens) < tokens // BLOCK_SIZE * BLOCK_SIZE
     native = [e for e in checkpoint.extents if e.payload.format is PayloadFormat.NATIVE]
     moved = [extent for extent in native if extent.delta]
     # A row that was stored as it is and has not moved since is the same, bit for bit, in the cache.
     unmoved = mask_of([(e.position, e.stop) for e in native if not e.delta], tokens)
-    sources = [(keys, values, list(_live_blocks((~stored | unmoved) & complete)))]
+    sources = [(shards, list(_live_blocks((~stored | unmoved) & complete)))]
     for payload in {extent.payload: None for extent in moved}:
         blocks = [
             block
@@ -99,29 +95,26 @@ def offload(
             if extent.payload is payload
             for block in _stored_blocks(extent, int(complete.sum()))
         ]
-        sources.append((payload.keys, payload.values, blocks))
+        sources.append(([CacheShard(0, payload.keys, payload.values)], blocks))
 
     channels = _channels(checkpoint.extents)
     encoded: list[Extent] = []
-    for source_keys, source_values, blocks in sources:
+    for source, blocks in sources:
         if not blocks:
             continue
         rows = np.concatenate([np.arange(b.position, b.position + b.length) for b in blocks])
         formats = block_formats(
             precision,
-            source_keys,
-            source_values,
+            [values for shard in source for values in shard.values],
             [block.source for block in blocks],
             checkpoint.scores[rows],
             tokens=tokens,
-            rope=rope,
         )
         # The format with most rows first: its payload gives the channel statistics of the others.
         for format, _ in Counter(formats).most_common():
             own = [b for b, chosen in zip(blocks, formats, strict=True) if chosen is format]
-            payload = quantize_gather(
-                source_keys,
-                source_values,
+            payload = gather(
+                source,
                 [block.source for block in own],
                 format=format,
                 rope=rope,
@@ -132,10 +125,10 @@ def offload(
             encoded += extents
     anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
     kept = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
-    tail = store_rows(keys, values, ~stored & ~anew, rope)
+    tail = store_rows(shards, ~stored & ~anew, rope)
     return replace(
         checkpoint.with_extents((*kept, *encoded, *tail)),
-        origins=_origins(checkpoint.origins, encoded, keys.dtype),
+        origins=_origins(checkpoint.origins, encoded, shards[0].keys.dtype),
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from patchkv_agents.errors import InputError
-from patchkv_kernels import PayloadFormat, Rope
+from patchkv_kernels import PayloadFormat
 from patchkv_kernels.quantize import Scratch, decode, decoded_scales, encode_groups
 
 SAMPLED_LAYERS = 8
@@ -32,7 +32,7 @@ class PrecisionPolicy:
     that 4-bit values leave in it. A block's risk mixes the largest and the mean of its rows.
 
     The defaults were chosen on 12 contexts of HotpotQA at 1.2k to 1.8k tokens and two models (0.1B
-    and 0.5B parameters); `python -m patchkv_evals.formats_bench` shows what they give there: 2 % of
+    and 0.5B parameters); `patchkv bench formats` shows what they give there: 2 % of
     the blocks (the first one, to which every row attends) in 16 bits, a tenth with 8-bit values.
     Chosen by attention, those bring the KL of the next token down to a tenth; as many chosen at
     random, or by error alone, bring little. The errors of rows are so alike that attention alone
@@ -45,6 +45,7 @@ class PrecisionPolicy:
         tau_high: risk from which a block is stored in 16 bits.
         tau_4: largest error of a block's rows (95th percentile) with which values may have 4 bits.
             A guard: on the models measured, errors are near 0.1.
+        format: the format of every block whatever its risk, if given.
 
     Raises:
         InputError: a value is out of its range.
@@ -54,6 +55,7 @@ class PrecisionPolicy:
     tau_low: float = 0.15
     tau_high: float = 1.5
     tau_4: float = 0.2
+    format: PayloadFormat | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha <= 1.0:
@@ -66,26 +68,32 @@ class PrecisionPolicy:
         if not self.tau_4 >= 0.0:
             raise InputError(f"tau_4 is {self.tau_4}: use 0 or more")
 
+    @classmethod
+    def fixed(cls, format: PayloadFormat) -> PrecisionPolicy:
+        """One format for every block, to compare with."""
+        return cls(format=format)
+
 
 def block_formats(
     policy: PrecisionPolicy,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    values: Sequence[torch.Tensor],
     ranges: Sequence[tuple[int, int, int]],
     scores: npt.NDArray[np.float32],
     *,
     tokens: int,
-    rope: Rope,
 ) -> list[PayloadFormat]:
     """The format of each block.
 
     Args:
         policy: decides.
-        keys, values, ranges, rope: as for `patchkv_kernels.quantize_gather`; not changed.
+        values: of each layer, `[kv_heads, capacity, head_dim]`, any devices; not changed.
+        ranges: as for `patchkv_kernels.quantize_gather`.
         scores: attention mass of the rows of all ranges, in order, float32 `[rows]`, of a context
             in which all rows together have 1.
         tokens: of the whole context.
     """
+    if policy.format is not None:
+        return [policy.format] * len(ranges)
     lengths = np.array([stop - start for start, stop, _ in ranges])
     rows = np.concatenate([np.arange(start, stop) for start, stop, _ in ranges])
     errors = low_bit_errors(values, rows)
@@ -93,11 +101,13 @@ def block_formats(
 
 
 @torch.inference_mode()
-def low_bit_errors(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def low_bit_errors(
+    values: Sequence[torch.Tensor], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
     """Relative L2 error that 4-bit values leave in each row, median over sampled layers.
 
     Args:
-        values: `[layers, kv_heads, capacity, head_dim]`; not changed.
+        values: of each layer, `[kv_heads, capacity, head_dim]`, any devices; not changed.
         rows: int64 `[n]`.
 
     Returns:
@@ -105,17 +115,20 @@ def low_bit_errors(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> npt.NDA
     """
     layers = len(values)
     sampled = np.unique(np.linspace(0, layers - 1, min(layers, SAMPLED_LAYERS)).round())
-    index = torch.from_numpy(rows).to(values.device)
+    indices: dict[torch.device, torch.Tensor] = {}
     scratch = Scratch()
-    errors = []
+    errors: list[torch.Tensor] = []
     for layer in sampled.astype(int).tolist():
-        exact = values[layer].index_select(1, index).float()
+        device = values[layer].device
+        if device not in indices:
+            indices[device] = torch.from_numpy(rows).to(device)
+        exact = values[layer].index_select(1, indices[device]).float()
         codes, scales = encode_groups(exact)
         stored = torch.empty_like(exact)
         decode(codes, decoded_scales(scales), out=stored, scratch=scratch)
         norm = exact.square().sum((0, 2)).sqrt()
         error = (stored - exact).square().sum((0, 2)).sqrt()
-        errors.append(error / norm.where(norm != 0, 1.0))
+        errors.append((error / norm.where(norm != 0, 1.0)).to(values[0].device))
     result: npt.NDArray[np.float32] = torch.stack(errors).median(0).values.cpu().numpy()
     return result
 

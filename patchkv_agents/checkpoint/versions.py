@@ -51,6 +51,10 @@ class CheckpointVersions:
         other._kept, other._index = dict(self._kept), self._index
         return other
 
+    def emptied(self) -> CheckpointVersions:
+        """A collection without versions, of the same budget."""
+        return CheckpointVersions(self._budget_bytes)
+
     def get(self, version: str) -> Checkpoint:
         """The checkpoint of a version."""
         return self._kept[version]

@@ -15,7 +15,18 @@ from typing import Annotated
 import typer
 
 from patchkv_agents import __version__
-from patchkv_agents.cli import demo, diff, explain, log, models, show
+from patchkv_agents.cli import (
+    bench,
+    demo,
+    diff,
+    evaluate,
+    explain,
+    log,
+    models,
+    plan_cost,
+    report,
+    show,
+)
 from patchkv_agents.errors import PatchKVError
 
 INTERRUPTED = 130
@@ -27,12 +38,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench.bench, name="bench")
 app.command(name="demo")(demo.demo)
 app.command(name="diff")(diff.diff)
 app.command(name="log")(log.log)
 app.command(name="models")(models.models)
 app.command(name="show")(show.show)
 app.command(name="explain")(explain.explain)
+app.command(name="eval")(evaluate.evaluate)
+app.command(name="report")(report.report)
+app.command(name="plan-cost")(plan_cost.plan_cost)
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,7 +5,8 @@ versions. What can be seen without a declaration:
 
 | kind | what is observed | may also be |
 | --- | --- | --- |
-| append | new messages after the last one that was there before | insert |
+| append | new messages after the last one that was there before | insert, refresh_evidence, \
+revise_plan |
 | insert | a new message before one that was there before; or a message gained one piece of text, \
 part or call and lost nothing (`partial`) | refresh_evidence, revise_plan, other |
 | delete | a message is gone; or a message lost one piece of text, part or call, for which at most \
@@ -76,7 +77,7 @@ class EditKind(str, Enum):
 _MAY_BE: Mapping[EditKind, frozenset[EditKind]] = {
     EditKind(seen): frozenset(map(EditKind, kinds.split()))
     for seen, kinds in {
-        "append": "insert",
+        "append": "insert refresh_evidence revise_plan",
         "insert": "refresh_evidence revise_plan other",
         "delete": "redact summarize replace_tool_result revise_plan other",
         "move": "reorder",

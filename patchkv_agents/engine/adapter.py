@@ -2,14 +2,16 @@
 
 A packed set of rows (`RowSet`) runs through the unchanged model: explicit `position_ids`, a cache
 whose `update` scatters fresh keys and values into their rows and returns the whole layer, and the
-attention function of `row_attention`. These two modules hold all contact with the internals of
-Transformers.
+attention function of `row_attention`. These two modules and `layerwise` hold all contact with
+the internals of Transformers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,17 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.engine.capture import AttentionCapture
 from patchkv_agents.engine.row_attention import (
     ATTENTION_NAME,
     ActiveRows,
     AttentionRecord,
+    LayerReached,
     activated,
     active_rows,
 )
+from patchkv_agents.engine.turns import Turns
 from patchkv_agents.engine.verdict import layer_types
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
@@ -59,12 +64,16 @@ class _RowLayer(CacheLayerMixin):
             raise RuntimeError("a RowCache is written only through `forward_rows`")
         if active.ready is not None:
             active.ready(self._index)
-        keys, values = self._owner.keys[self._index], self._owner.values[self._index]
+        if active.fresh is not None:
+            active.fresh(self._index, key_states, value_states)
+        keys, values = self._owner.layer(self._index)
         for offset, start, stop in active.rows.packed():
             rows = slice(offset, offset + stop - start)
             keys[:, start:stop] = key_states[0, :, rows]
             values[:, start:stop] = value_states[0, :, rows]
-        visible = active.rows.stop
+        if active.last_layer == self._index:
+            raise LayerReached
+        visible = active.standing.stop
         return keys[None, :, :visible], values[None, :, :visible]
 
     def get_seq_length(self) -> int:
@@ -77,35 +86,51 @@ class _RowLayer(CacheLayerMixin):
         return self._owner.capacity
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPlacement:
+    """Where a layer's keys and values are made, and in which dtype: there they are kept."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
 class RowCache(Cache):
-    """Keys and values of one thread, all layers in one tensor, written by row.
+    """Keys and values of one thread, written by row; the layers of a device in one tensor.
 
     Attributes:
-        keys, values: `[layers, kv_heads, capacity, head_dim]`; rows never written hold
-            garbage.
+        shards: all layers in order. Rows never written hold garbage.
         filled: one past the last row that was written.
     """
 
     def __init__(
         self,
+        placements: Sequence[LayerPlacement],
         *,
-        layers: int,
         kv_heads: int,
         head_dim: int,
         capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        shape = (layers, kv_heads, capacity, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        shards: list[CacheShard] = []
+        for place, group in groupby(placements):
+            first = shards[-1].layers.stop if shards else 0
+            shape = (len(list(group)), kv_heads, capacity, head_dim)
+            keys, values = (
+                torch.empty(shape, dtype=place.dtype, device=place.device) for _ in range(2)
+            )
+            shards.append(CacheShard(first, keys, values))
+        self.shards = tuple(shards)
         self.filled = 0
-        super().__init__(layers=[_RowLayer(self, index) for index in range(layers)])
+        super().__init__(layers=[_RowLayer(self, index) for index in range(len(placements))])
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, `[kv_heads, capacity, head_dim]`, to read and to write."""
+        shard = next(shard for shard in self.shards if index in shard.layers)
+        return shard.keys[index - shard.first], shard.values[index - shard.first]
 
     @property
     def capacity(self) -> int:
         """Rows there is room for."""
-        return self.keys.shape[2]
+        return self.shards[0].keys.shape[2]
 
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` rows, and some more where the cache has to grow."""
@@ -120,11 +145,16 @@ class RowCache(Cache):
     def _reallocate(self, capacity: int) -> None:
         """Move the rows that were written, as far as they fit, into tensors of `capacity` rows."""
         rows = min(self.filled, capacity)
-        shape = (*self.keys.shape[:2], capacity, self.keys.shape[3])
-        keys, values = self.keys.new_empty(shape), self.values.new_empty(shape)
-        keys[:, :, :rows] = self.keys[:, :, :rows]
-        values[:, :, :rows] = self.values[:, :, :rows]
-        self.keys, self.values, self.filled = keys, values, rows
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            larger = tensor.new_empty(*tensor.shape[:2], capacity, tensor.shape[3])
+            larger[:, :, :rows] = tensor[:, :, :rows]
+            return larger
+
+        self.shards = tuple(
+            CacheShard(shard.first, moved(shard.keys), moved(shard.values)) for shard in self.shards
+        )
+        self.filled = rows
 
 
 def _cache_argument(model: PreTrainedModel) -> str:
@@ -133,10 +163,21 @@ def _cache_argument(model: PreTrainedModel) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where a model's inputs go, and its logits come from."""
+    device = model.device
+    if device.type != "meta":
+        return device
+    # Accelerate keeps the embedding elsewhere until it runs; its outermost hook knows where that
+    # is, and brings the logits there.
+    hook: Any = model._hf_hook
+    return torch.device(hook.execution_device)
+
+
 @torch.inference_mode()
 def plain_call(
     model: PreTrainedModel, token_ids: np.ndarray[Any, np.dtype[np.int64]], *, shift: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
     """A full prefill by the model alone, without a `RowCache`.
 
     Args:
@@ -145,34 +186,31 @@ def plain_call(
         shift: position of the first token.
 
     Returns:
-        Logits of the last token, `[vocab]`; keys and values, `[layers, kv_heads, tokens,
-        head_dim]`.
+        Logits of the last token, `[vocab]`; keys and values of each layer, `[kv_heads, tokens,
+        head_dim]`, where the layer makes them.
 
     Raises:
         UnsupportedModelError: the model keeps other state than keys and values of one shape.
     """
     cache = DynamicCache()  # without the configuration: no layer drops rows
-    position_ids = torch.arange(shift, shift + len(token_ids), device=model.device)[None]
+    device = input_device(model)
+    position_ids = torch.arange(shift, shift + len(token_ids), device=device)[None]
     output = model(
-        input_ids=torch.from_numpy(token_ids)[None].to(model.device),
+        input_ids=torch.from_numpy(token_ids)[None].to(device),
         position_ids=position_ids,
         use_cache=True,
         **{_cache_argument(model): cache},
     )
     layers: list[Any] = cache.layers
-    shapes = {
-        getattr(rows, "shape", None)
-        for layer in layers
-        for rows in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    }
+    rows: list[Any] = [
+        (getattr(each, "keys", None), getattr(each, "values", None)) for each in layers
+    ]
+    shapes = {getattr(tensor, "shape", None) for pair in rows for tensor in pair}
     if len(shapes) != 1 or None in shapes:
         raise UnsupportedModelError(
             "it keeps other state than one key and one value of equal size per token and layer"
         )
-    device = model.device
-    keys = torch.stack([layer.keys[0].to(device) for layer in layers])
-    values = torch.stack([layer.values[0].to(device) for layer in layers])
-    return output.logits[0, -1], keys, values
+    return output.logits[0, -1], [(keys[0], values[0]) for keys, values in rows]
 
 
 def _scored_layers(config: Any) -> tuple[int, ...]:
@@ -194,6 +232,10 @@ class ModelAdapter:
         layers, kv_heads, head_dim: its sizes.
         max_tokens: its longest context.
         scored_layers: layers whose attention an `AttentionCapture` can collect.
+        placements: of each layer's keys and values, as found by running one token: layers may lie
+            on several devices, or be quantised.
+        turns: taken for each call of the model, so that Python threads can share it: a long
+            prefill lets others in after each chunk of `MAX_ROWS` rows.
 
     Raises:
         UnsupportedModelError: the model does not use Transformers' attention functions.
@@ -213,21 +255,24 @@ class ModelAdapter:
         if model.config._attn_implementation != ATTENTION_NAME:
             raise UnsupportedModelError("its attention function cannot be replaced")
         self._cache_argument = _cache_argument(model)
+        self.turns = Turns()
+        _, rows = plain_call(model, np.zeros(1, dtype=np.int64))
+        self.placements = tuple(LayerPlacement(keys.device, keys.dtype) for keys, _ in rows)
 
     @property
     def device(self) -> torch.device:
-        """Where the model's inputs go."""
-        return self.model.device
+        """Where the model's inputs go, and its logits come from."""
+        return input_device(self.model)
+
+    @property
+    def cache_devices(self) -> frozenset[torch.device]:
+        """Where its caches lie."""
+        return frozenset(place.device for place in self.placements)
 
     def new_cache(self, capacity: int) -> RowCache:
         """An empty cache with room for `capacity` rows."""
         return RowCache(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            capacity=capacity,
-            dtype=self.model.dtype,
-            device=self.device,
+            self.placements, kv_heads=self.kv_heads, head_dim=self.head_dim, capacity=capacity
         )
 
     @torch.inference_mode()
@@ -258,19 +303,31 @@ class ModelAdapter:
         """
         logits: torch.Tensor | None = None
         for chunk in rows.chunks(MAX_ROWS):
-            positions = chunk.positions()
-            ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
-            position_ids = torch.from_numpy(positions)[None].to(self.device)
-            with activated(ActiveRows(chunk, capture, ready, record)):
-                output = self.model(
-                    input_ids=ids,
-                    position_ids=position_ids,
-                    use_cache=True,
-                    logits_to_keep=1,
-                    **{self._cache_argument: cache},
-                )
-            cache.filled = max(cache.filled, chunk.stop)
-            logits = output.logits[0, -1]
+            logits = self.forward_chunk(token_ids, ActiveRows(chunk, capture, ready, record), cache)
         if logits is None:
             raise ValueError("no rows to compute")
+        return logits
+
+    @torch.inference_mode()
+    def forward_chunk(
+        self, token_ids: np.ndarray[Any, np.dtype[np.int64]], active: ActiveRows, cache: RowCache
+    ) -> torch.Tensor:
+        """Compute the rows of one call; arguments and result as for `forward_rows`.
+
+        Raises:
+            LayerReached: the call was to end at a layer, and did.
+        """
+        positions = active.rows.positions()
+        ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
+        position_ids = torch.from_numpy(positions)[None].to(self.device)
+        with self.turns, activated(active):
+            output = self.model(
+                input_ids=ids,
+                position_ids=position_ids,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_argument: cache},
+            )
+        cache.filled = max(cache.filled, active.rows.stop)
+        logits: torch.Tensor = output.logits[0, -1]
         return logits

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from patchkv_agents.ranges import IntArray
+
 
 def run_attention(
     query: torch.Tensor,
@@ -50,6 +52,45 @@ def run_attention(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=bias, scale=scaling, enable_gqa=gqa
     )
+
+
+def scattered_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: IntArray,
+    *,
+    scaling: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attention of rows that do not lie together: each to the keys up to its own position.
+
+    Worth it where many short runs would each need a call of `run_attention`.
+
+    Args:
+        query: `[1, heads, rows, head_dim]`.
+        key, value: `[1, kv_heads, tokens, head_dim]`, up to the last of the rows at least.
+        positions: of the rows, ascending, int64 `[rows]`.
+        scaling, window, softcap: as for `run_attention`.
+
+    Returns:
+        `[1, heads, rows, head_dim]`.
+    """
+    first, stop = int(positions[0]), int(positions[-1]) + 1
+    on_cpu = query.device.type == "cpu" and window is None and softcap is None
+    begin = first if on_cpu else 0 if window is None else max(0, first + 1 - window)
+    keys, rows = torch.arange(begin, stop), torch.from_numpy(positions)[:, None]
+    seen = keys <= rows if window is None else (keys <= rows) & (keys > rows - window)
+    seen = seen.to(query.device)
+    if on_cpu:
+        return _masked_on_cpu(query, key[:, :, :stop], value[:, :, :stop], seen, scaling)
+    key, value = key[:, :, begin:stop], value[:, :, begin:stop]
+    if softcap is not None:
+        return softcapped_attention(query, key, value, seen, scaling=scaling, softcap=softcap)
+    groups = query.shape[1] // key.shape[1]
+    key, value = _repeated(key, groups), _repeated(value, groups)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling)
 
 
 def causal_mask(
@@ -120,3 +161,35 @@ def _causal_on_cpu(
     )
     weight = torch.sigmoid(own_lse - past_lse.reshape(1, heads, rows)).unsqueeze(-1)
     return torch.lerp(past.reshape_as(own), own, weight.to(own.dtype))
+
+
+def _masked_on_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seen: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """As `_causal_on_cpu`, for rows that all see the keys in front of the last `seen.shape[1]`.
+
+    Args:
+        query, key, value: as for `run_attention`.
+        seen: which of the last keys each row sees, at least one, bool `[rows, last keys]`.
+        scaling: as for `run_attention`.
+    """
+    _, heads, rows, head_dim = query.shape
+    kv_heads, start = key.shape[1], key.shape[2] - seen.shape[1]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    folded = query.reshape(1, kv_heads, -1, head_dim)
+    mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, float("-inf"))
+    mask = mask.repeat(heads // kv_heads, 1)
+    own, own_lse = flash(
+        folded, key[:, :, start:], value[:, :, start:], 0.0, False, attn_mask=mask, scale=scaling
+    )
+    if start > 0:
+        past, past_lse = flash(
+            folded, key[:, :, :start], value[:, :, :start], 0.0, False, scale=scaling
+        )
+        weight = torch.sigmoid(own_lse - past_lse).reshape(1, kv_heads, -1, 1)
+        own = torch.lerp(past, own, weight.to(own.dtype))
+    return cast("torch.Tensor", own.reshape(1, heads, rows, head_dim))

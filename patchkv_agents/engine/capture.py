@@ -37,7 +37,6 @@ class AttentionCapture:
         layers: indices of the layers to sample; without any, all scores are zero.
         prior: scores carried over from an earlier version, `[tokens]`; they stand in for the
             prompt queries that did not run.
-        device: of the sum.
     """
 
     def __init__(
@@ -45,13 +44,12 @@ class AttentionCapture:
         *,
         layers: frozenset[int],
         prior: npt.NDArray[np.floating[Any]] | None,
-        device: torch.device,
     ) -> None:
         self._layers = layers
         # Each query passes every layer; it counts once.
         self._counting_layer = max(layers, default=-1)
         self._prior = prior
-        self._mass = torch.zeros(0, dtype=torch.float32, device=device)
+        self._mass: dict[torch.device, torch.Tensor] = {}  # by the device of the layers
         self._queries: list[tuple[int, int]] = []
         self._observed = 0
 
@@ -95,10 +93,14 @@ class AttentionCapture:
 
     def _add(self, query: torch.Tensor, key: torch.Tensor, scaling: float | None) -> None:
         """Add the attention of rows that `key` ends with; shapes as for `add_received_mass`."""
-        missing = key.shape[1] - len(self._mass)
+        mass = self._mass.get(key.device)
+        if mass is None:
+            mass = torch.zeros(0, dtype=torch.float32, device=key.device)
+        missing = key.shape[1] - len(mass)
         if missing > 0:
-            self._mass = F.pad(self._mass, (0, missing))
-        add_received_mass(self._mass, query, key, scaling=scaling)
+            mass = F.pad(mass, (0, missing))
+        self._mass[key.device] = mass
+        add_received_mass(mass, query, key, scaling=scaling)
 
     def scores(self, tokens: int) -> npt.NDArray[np.float32]:
         """Share of the mass that each of the first `tokens` tokens received, float32 `[tokens]`.
@@ -107,8 +109,9 @@ class AttentionCapture:
         only the queries at and behind it could see it.
         """
         mass = np.zeros(tokens, dtype=np.float32)
-        seen = min(tokens, len(self._mass))
-        mass[:seen] = self._mass[:seen].cpu().numpy()
+        for own in self._mass.values():
+            seen = min(tokens, len(own))
+            mass[:seen] += own[:seen].cpu().numpy()
         mass[mask_of(self._queries, tokens)] = 0.0
         scores = _normalised(mass)
         if self._prior is not None and self._observed < PROMPT_QUERIES:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchkv_agents.checkpoint import CheckpointKey
@@ -14,7 +16,8 @@ from patchkv_agents.context import ContextHistory
 from patchkv_agents.engine.adapter import NO_LIMIT, ModelAdapter
 from patchkv_agents.engine.fingerprint import model_fingerprint
 from patchkv_agents.engine.generation import end_tokens
-from patchkv_agents.engine.loading import load_config, load_model
+from patchkv_agents.engine.loading import LoadOptions, load_config, load_model
+from patchkv_agents.engine.observing import Answered, Observer
 from patchkv_agents.engine.persistence import StoredThread
 from patchkv_agents.engine.support import check_config, support_of
 from patchkv_agents.engine.thread import Thread
@@ -23,16 +26,24 @@ from patchkv_agents.jobs import submitted
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from typing_extensions import Unpack
 
     from patchkv_agents.checkpoint.stores.base import CheckpointStore
     from patchkv_agents.context import HistoryStore
     from patchkv_agents.context.versions import ThreadKey
 
+_LOG = logging.getLogger(__name__)
+
 
 class Engine:
     """Runs one Transformers model for any number of threads.
+
+    Threads may be used from different Python threads at once. They take turns at the model, those
+    who wait longest first: a decode step is one turn, a prefill one for each 512 rows. So none
+    waits longer than a turn of each other one, and times in reports include that. Contexts are not
+    batched: a resume of a few hundred rows keeps the hardware busy by itself (see
+    `patchkv bench packing`).
 
     Args:
         model: a loaded causal language model in evaluation mode. Its attention implementation is
@@ -46,6 +57,7 @@ class Engine:
             knows no tenants: give each its own.
         tenant: whose threads these are; in a store, no other tenant's state is ever used.
         versions_budget_bytes: payload of suspended versions that each thread keeps in memory.
+        observer: told of each answer, such as `patchkv_agents.telemetry.telemetry()`.
 
     Raises:
         UnsupportedModelError: the model keeps state that cannot be recovered this way.
@@ -61,6 +73,7 @@ class Engine:
         history: HistoryStore | None = None,
         tenant: str = "default",
         versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        observer: Observer | None = None,
     ) -> None:
         self.support = support_of(model)
         self.rope = self.support.rope
@@ -68,9 +81,10 @@ class Engine:
         self.tokenizer = tokenizer
         self.policy = policy or RecoveryPolicy.exact()
         self.end_tokens = end_tokens(tokenizer, model.generation_config)
-        self.lock = threading.RLock()
+        self.registry = threading.RLock()
         self.tenant = tenant
         self.versions_budget_bytes = versions_budget_bytes
+        self.observer = observer
         self.offload_worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-offload")
         self._store = store
         self._history = history
@@ -83,23 +97,25 @@ class Engine:
         name: str,
         *,
         policy: RecoveryPolicy | None = None,
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
         versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        observer: Observer | None = None,
+        **loading: Unpack[LoadOptions],
     ) -> Engine:
-        """Load a model by name: `smollm2` (the embedded model), a local folder or a model id.
+        """Load a model by name: `smollm2` (the embedded model), a folder, a GGUF file or an id.
 
-        Other arguments are those of `Engine`.
+        Other arguments are those of `Engine`, and how weights are loaded: `dtype`, `device`,
+        `device_map`, `max_memory`, `offload_folder` and `quantization_config` (`LoadOptions`).
 
         Raises:
+            InputError: an option of loading is wrong.
             ModelNotFoundError: nothing can be loaded under this name.
             UnsupportedModelError: see `Engine`.
         """
         check_config(load_config(name))  # before the minutes that weights can take
-        model, tokenizer = load_model(name, dtype=dtype, device=device)
+        model, tokenizer = load_model(name, **loading)
         return cls(
             model,
             tokenizer,
@@ -108,12 +124,20 @@ class Engine:
             history=history,
             tenant=tenant,
             versions_budget_bytes=versions_budget_bytes,
+            observer=observer,
         )
 
     @cached_property
     def fingerprint(self) -> str:
         """Names the model in stores: equal where keys and values are (see `model_fingerprint`)."""
         return model_fingerprint(self.adapter.model, self.tokenizer)
+
+    @property
+    def model_name(self) -> str:
+        """The model's id, or the name of the folder that it was loaded from."""
+        model = self.adapter.model
+        name = model.config.name_or_path or type(model).__name__
+        return Path(name).name if Path(name).exists() else name
 
     @property
     def max_tokens(self) -> int:
@@ -143,6 +167,15 @@ class Engine:
         """Whether histories lie in a store that goes on after the threads."""
         return self._history is not None
 
+    def notify(self, answered: Answered) -> None:
+        """Tell the observer, if there is one, of an answer. It cannot make the call fail."""
+        if self.observer is None:
+            return
+        try:
+            self.observer(answered)
+        except Exception:
+            _LOG.exception("the engine's observer failed")
+
     def open_history(self, thread_id: str, namespace: str = "") -> ContextHistory:
         """The thread's history: in the engine's history store, or in memory of its own.
 
@@ -150,6 +183,14 @@ class Engine:
             HistoryStoreError: the store cannot be read.
         """
         return ContextHistory(self._history, thread=thread_id, namespace=namespace)
+
+    def known_threads(self) -> tuple[ThreadKey, ...]:
+        """The threads whose histories lie in the engine's history store, if it has one.
+
+        Raises:
+            HistoryStoreError: the store cannot be read.
+        """
+        return () if self._history is None else self._history.threads()
 
     def stored_thread(self, thread_id: str, namespace: str = "") -> StoredThread | None:
         """The thread's checkpoints in the store, if the engine has one."""
@@ -177,7 +218,7 @@ class Engine:
         Raises:
             InputError: `new` is set and the thread exists.
         """
-        with self.lock:
+        with self.registry:
             name = thread_id, namespace
             if new and name in self._threads:
                 raise InputError(f"thread '{thread_id}' exists: choose another id or drop it")
@@ -199,7 +240,7 @@ class Engine:
         Raises:
             CheckpointError: the store cannot delete it.
         """
-        with self.lock:
+        with self.registry:
             forks = [
                 fork
                 for fork in self._threads.values()
@@ -225,7 +266,7 @@ class Engine:
         Raises:
             CheckpointError, HistoryStoreError: a store cannot delete it.
         """
-        with self.lock:
+        with self.registry:
             self._threads.pop((thread_id, namespace), None)
         if delete:
             stored = self.stored_thread(thread_id, namespace)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import align_module_device
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLES = 256
@@ -21,16 +23,32 @@ def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     Counted are the configuration (rotary embedding included), the tokenizer's vocabulary and
     rules, and name, shape, dtype and `SAMPLES` elements of each weight, adapters among them.
     (Weights that agree in all of these and differ elsewhere are taken for the same: training does
-    not make such.) Where the model was loaded from and the device do not count.
+    not make such.) Where the model was loaded from, and where its weights lie, do not count.
     """
     digest = hashlib.blake2b(digest_size=16)
     config = {key: value for key, value in model.config.to_dict().items() if key not in _IGNORED}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(_tokenizer_bytes(tokenizer))
     for name, weight in sorted(model.state_dict().items()):
+        _add(digest, name, weight, model)
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib.blake2b, name: str, weight: Any, model: PreTrainedModel) -> None:
+    if not isinstance(weight, torch.Tensor):  # settings of a quantised layer
+        digest.update(f"{name} {weight!r}".encode())
+    elif weight.is_meta:  # offloaded by Accelerate: read again, one at a time
+        module, _, own = name.rpartition(".")
+        with align_module_device(model.get_submodule(module), torch.device("cpu")):
+            _add(digest, name, getattr(model.get_submodule(module), own), model)
+    elif hasattr(weight, "__tensor_flatten__"):  # quantised, in several tensors
+        parts, settings = weight.__tensor_flatten__()
+        digest.update(f"{name} {settings!r}".encode())
+        for part in parts:
+            _add(digest, f"{name}.{part}", getattr(weight, part), model)
+    else:
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         digest.update(_sampled(weight))
-    return digest.hexdigest()
 
 
 def _sampled(weight: torch.Tensor) -> bytes:

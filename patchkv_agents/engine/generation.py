@@ -1,4 +1,4 @@
-"""Choosing tokens and turning them into text."""
+"""How an answer is to be made, and tokens into text."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-import torch
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import PreTrainedTokenizerBase
 
+from patchkv_agents.context.answers.markers import hidden_tokens
 from patchkv_agents.errors import InputError
+
+MOST_LOGPROBS = 20
+"""Likeliest tokens that can be asked for with each token."""
+_NO_END = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop.
 
+    Of the model's own generation configuration only its end tokens and its repetition penalty
+    count: an answer is greedy unless a temperature is given.
+
     Attributes:
         max_new_tokens: most tokens to generate, at least 1.
         temperature: 0 is greedy.
         top_p, top_k: nucleus and top-k filters; 1.0 and 0 turn them off.
+        min_p: least probability of a token, as a share of the likeliest one's (arXiv 2407.01082).
+        repetition_penalty: by which the scores of tokens in prompt and answer shrink (arXiv
+            1909.05858, 4.1); 1 turns it off, None is the model's own.
+        frequency_penalty, presence_penalty: taken off the score of a token for each time that the
+            answer has it, and once if it has it at all; from -2 to 2.
         stop: strings that end the text; they are not part of it.
         seed: makes sampling repeatable; None draws anew.
+        logprobs: how many of the likeliest tokens are told with each token's log-probability;
+            None tells nothing.
+        begin: ids with which the answer begins, whatever the model would say. They count.
+        keep_special: special tokens that stay in the text, such as those around tool calls.
 
     Raises:
         InputError: a value is out of its range.
@@ -38,8 +48,15 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    logprobs: int | None = None
+    begin: tuple[int, ...] = ()
+    keep_special: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks: tuple[tuple[str, bool, str], ...] = (
@@ -47,11 +64,26 @@ class SamplingParams:
             (
                 "temperature",
                 _is_number(self.temperature)
-                and (self.temperature == 0 or 1e-3 <= self.temperature < float("inf")),
+                and (self.temperature == 0 or 1e-3 <= self.temperature < _NO_END),
                 "0 (greedy) or a number of at least 0.001",
             ),
             ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "more than 0, at most 1"),
             ("top_k", _is_integer(self.top_k, 0), "an integer: 0 (off) or more"),
+            ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty is None
+                or (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty < _NO_END),
+                "None (the model's own) or a number above 0; 1 turns it off",
+            ),
+            ("frequency_penalty", _is_penalty(self.frequency_penalty), "a number from -2 to 2"),
+            ("presence_penalty", _is_penalty(self.presence_penalty), "a number from -2 to 2"),
+            (
+                "logprobs",
+                self.logprobs is None
+                or (_is_integer(self.logprobs, 0) and self.logprobs <= MOST_LOGPROBS),
+                f"None or an integer from 0 to {MOST_LOGPROBS}",
+            ),
             (
                 "stop",
                 all(isinstance(stop, str) and stop for stop in self.stop),
@@ -62,6 +94,7 @@ class SamplingParams:
                 self.seed is None or (_is_integer(self.seed, 0) and self.seed < 2**63),
                 "None or an integer from 0 to 2**63 - 1",
             ),
+            ("begin", all(_is_integer(token, 0) for token in self.begin), "token ids"),
         )
         for name, is_right, wanted in checks:
             if not is_right:
@@ -76,6 +109,10 @@ def _is_number(value: object) -> bool:
     return type(value) is not bool and isinstance(value, Real)
 
 
+def _is_penalty(value: object) -> bool:
+    return _is_number(value) and -2 <= value <= 2  # type: ignore[operator]
+
+
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments; `stop` may be one string."""
 
@@ -83,8 +120,15 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float | None
+    frequency_penalty: float
+    presence_penalty: float
     stop: str | Sequence[str]
     seed: int | None
+    logprobs: int | None
+    begin: Sequence[int]
+    keep_special: Sequence[str]
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
@@ -101,42 +145,28 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     stop = values.get("stop") or ()
     single = not isinstance(stop, Sequence) or isinstance(stop, str | bytes)
     values["stop"] = (stop,) if single else tuple(stop)
+    for name in {"begin", "keep_special"} & values.keys():
+        values[name] = tuple(values[name])
     return SamplingParams(**values)
 
 
-class Sampler:
-    """Draws one token after another from logits; the warpers are those of Transformers."""
-
-    def __init__(self, params: SamplingParams, device: torch.device) -> None:
-        self._warpers = LogitsProcessorList()
-        self._greedy = params.temperature == 0
-        if not self._greedy:
-            self._warpers.append(TemperatureLogitsWarper(float(params.temperature)))
-        if params.top_k:
-            self._warpers.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1:
-            self._warpers.append(TopPLogitsWarper(params.top_p))
-        self._generator = torch.Generator(device)
-        if params.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(params.seed)
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        """The next token id from logits `[vocab]`."""
-        if self._greedy:
-            return int(logits.argmax())
-        ids: Any = torch.empty(1, 0, dtype=torch.long, device=logits.device)
-        scores = self._warpers(ids, logits[None].float().clone())
-        probabilities = scores.softmax(dim=-1)[0]
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
-
-
 class TextStream:
-    """Decodes tokens one by one into text that never has to be taken back."""
+    """Decodes tokens one by one into text that never has to be taken back.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+    Args:
+        tokenizer: of the model.
+        stop: strings that end the text.
+        keep_special: special tokens that are shown; all others are left out.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str],
+        keep_special: Sequence[str] = (),
+    ) -> None:
         self._tokenizer = tokenizer
+        self._hidden = hidden_tokens(tokenizer, keep_special)
         self._stop = tuple(stop)
         self._ids: list[int] = []
         self._decoded_to = 0
@@ -174,8 +204,9 @@ class TextStream:
         return self._take(len(self._text))
 
     def _decode(self, ids: list[int]) -> str:
+        shown = [token for token in ids if token not in self._hidden]
         text = self._tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            shown, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return str(text)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from patchkv_agents.engine.embedded import EMBEDDED_NAME, chat_template, embedded_folder
 from patchkv_agents.errors import (
@@ -19,6 +20,7 @@ from patchkv_agents.errors import (
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from typing_extensions import Unpack
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_S = 4.0
@@ -28,8 +30,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
     Args:
-        name: `smollm2` for the embedded model (converted at first use), a local folder, or a
-            Transformers model id. An id is first looked for in the local Transformers cache.
+        name: `smollm2` for the embedded model (converted at first use), a local folder, a GGUF
+            file, or a Transformers model id. An id is first looked for in the local Transformers
+            cache.
 
     Raises:
         ModelNotFoundError: there is no such model, or it cannot be fetched.
@@ -65,35 +68,81 @@ def load_config(name: str) -> PreTrainedConfig:
     return config
 
 
+class LoadOptions(TypedDict, total=False):
+    """How weights are loaded, all optional.
+
+    Attributes:
+        dtype: of the weights, such as `"bfloat16"`; the checkpoint's own where None.
+        device: of the whole model, such as `"cuda:1"`; the first CUDA device where None, the CPU
+            where there is none.
+        device_map: layers on several devices, in place of `device`: `"auto"`, or devices (`"cpu"`
+            and `"disk"` among them) by module name, as Transformers takes it. What does not fit
+            on GPUs waits on the CPU or on disk, and is brought to a device each time it runs.
+        max_memory: what an automatic `device_map` may use of each device, such as
+            `{0: "20GiB", "cpu": "60GiB"}`.
+        offload_folder: where weights that `device_map` puts on disk are kept, unless they can be
+            read from the checkpoint itself.
+        quantization_config: quantises the weights as they are loaded, such as Transformers'
+            `BitsAndBytesConfig`. A checkpoint that is quantised already needs none.
+    """
+
+    dtype: str | torch.dtype | None
+    device: str | torch.device | None
+    device_map: str | Mapping[str, int | str | torch.device] | None
+    max_memory: Mapping[int | str, int | str] | None
+    offload_folder: str | Path | None
+    quantization_config: Any
+
+
 def load_model(
-    name: str,
-    *,
-    dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
+    name: str, **options: Unpack[LoadOptions]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model for inference (evaluation mode, no gradients) and its tokenizer.
 
     Args:
         name: as for `load_tokenizer`.
-        dtype: of the weights, such as `"bfloat16"`; the checkpoint's own where None.
-        device: such as `"cuda:1"`; the first CUDA device where None, the CPU where there is none.
+        options: see `LoadOptions`.
 
     Raises:
-        InputError: `dtype` or `device` does not exist.
+        InputError: an option is unknown, or names a dtype or device that does not exist.
         ModelNotFoundError: there is no such model, or it cannot be fetched.
         UnsupportedModelError: Transformers cannot load it as a causal language model.
     """
-    import torch
     from transformers import AutoModelForCausalLM
 
+    arguments = _model_arguments(options)
+    tokenizer = load_tokenizer(name)  # the cheap part first: it finds most mistakes
+    model: PreTrainedModel = _load(AutoModelForCausalLM, name, **arguments)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _model_arguments(options: LoadOptions) -> dict[str, Any]:
+    """The options as arguments of `from_pretrained`."""
+    import torch
+
+    unknown = sorted(set(options) - set(LoadOptions.__annotations__))
+    if unknown:
+        raise InputError(
+            f"unknown options {unknown}: loading takes {sorted(LoadOptions.__annotations__)}"
+        )
+    dtype = options.get("dtype")
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise InputError("unknown dtype: use float32, bfloat16 or float16")
-    target = _device(device)
-    tokenizer = load_tokenizer(name)  # the cheap part first: it finds most mistakes
-    model = _load(AutoModelForCausalLM, name, dtype=dtype or "auto")
-    return model.to(target).eval().requires_grad_(False), tokenizer
+    arguments: dict[str, Any] = {"dtype": dtype or "auto"}
+    device, device_map = options.get("device"), options.get("device_map")
+    if device is not None and device_map is not None:
+        raise InputError("device puts the whole model on one device: give it or device_map")
+    for option in ("max_memory", "offload_folder"):
+        if options.get(option) is not None and device_map is None:
+            raise InputError(f"{option} is for layers on several devices: add device_map='auto'")
+    # One device is a map too: so weights go there as they are read, quantised ones untouched.
+    arguments["device_map"] = device_map or {"": _device(device)}
+    for option in ("max_memory", "offload_folder", "quantization_config"):
+        if options.get(option) is not None:
+            arguments[option] = options.get(option)
+    return arguments
 
 
 @contextmanager
@@ -147,8 +196,8 @@ def _load(auto_class: Any, name: str, **options: Any) -> Any:
                 _check_folder(local)
                 return auto_class.from_pretrained(local, local_files_only=True, **options)
             if local.is_file():
-                raise ModelNotFoundError(
-                    f"{name!r} is a file: give the model's folder, with config.json and weights"
+                return auto_class.from_pretrained(
+                    local.parent, gguf_file=_gguf_file(local), local_files_only=True, **options
                 )
             if not _HUB_ID.fullmatch(name):
                 raise ModelNotFoundError(
@@ -172,6 +221,21 @@ def _load(auto_class: Any, name: str, **options: Any) -> Any:
             f"Transformers cannot load {name!r}: {_first_line(error)}. Check that its files are "
             "whole, and that it is a causal language model known to the installed Transformers"
         ) from error
+
+
+def _gguf_file(file: Path) -> str:
+    """The name of a GGUF file, if it can be read."""
+    if file.suffix.lower() != ".gguf":
+        raise ModelNotFoundError(
+            f"{str(file)!r} is a file, and not GGUF: give the model's folder, with config.json and "
+            "weights"
+        )
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelNotFoundError(
+            "reading a GGUF file needs the package `gguf`: run "
+            "`pip install 'patchkv-agents[embedded]'`"
+        )
+    return file.name
 
 
 def _check_folder(folder: Path) -> None:

@@ -61,32 +61,36 @@ def probe(model: PreTrainedModel) -> tuple[Verdict, Rope | None]:
 def _probe_rows(model: PreTrainedModel) -> None:
     """Raise where rows through the adapter are not what the model computes by itself."""
     ids, dtype = _token_ids(model), model.dtype
-    logits, keys, values = plain_call(model, ids)
+    logits, expected = plain_call(model, ids)
     adapter = ModelAdapter(model)
-    shape = (adapter.layers, adapter.kv_heads, TOKENS, adapter.head_dim)
-    if keys.shape != shape or values.shape != shape:
+    shape = (adapter.kv_heads, TOKENS, adapter.head_dim)
+    if len(expected) != adapter.layers or expected[0][0].shape != shape:
         raise UnsupportedModelError(
-            f"its keys {tuple(keys.shape)} and values {tuple(values.shape)} are not {shape}"
+            f"its {len(expected)} layers have keys and values {tuple(expected[0][0].shape)}, not "
+            f"{adapter.layers} layers {shape}"
         )
     cache, record = adapter.new_cache(TOKENS), AttentionRecord()
     own = adapter.forward_rows(ids, RowSet.of_range(0, TOKENS), cache, record=record)
     _check_masks(record, adapter)
-    if not (_close(own, logits, dtype) and _holds(cache, keys, values, dtype)):
+    if not (_close(own, logits, dtype) and _holds(cache, expected, dtype)):
         raise UnsupportedModelError("rows that run through it are not those of a full prefill")
     written = RUNS.positions()
-    for rows in (cache.keys, cache.values):
-        rows[:, :, written] = 100.0
+    for shard in cache.shards:
+        for rows in (shard.keys, shard.values):
+            rows[:, :, written] = 100.0
     own = adapter.forward_rows(ids, RUNS, cache)
-    if not (_close(own, logits, dtype) and _holds(cache, keys, values, dtype)):
+    if not (_close(own, logits, dtype) and _holds(cache, expected, dtype)):
         raise UnsupportedModelError("rows recomputed one run at a time are not those of a prefill")
-    unmarked = cache.values[:, :, written].clone()
-    for rows in (cache.keys, cache.values):
-        rows[:, :, MARKED] *= -10.0
+    unmarked = [cache.layer(layer)[1][:, written] for layer in range(adapter.layers)]
+    for shard in cache.shards:
+        for rows in (shard.keys, shard.values):
+            rows[:, :, MARKED] *= -10.0
     adapter.forward_rows(ids, RUNS, cache)
-    marked = cache.values[:, :, written]
+    marked = [cache.layer(layer)[1][:, written] for layer in range(adapter.layers)]
     before = torch.from_numpy(written < MARKED.start)
-    if not _close(marked[:, :, before], unmarked[:, :, before], dtype):
-        raise UnsupportedModelError("a row of it sees later keys")
+    for own, unmarked_own in zip(marked, unmarked, strict=True):
+        if not _close(own[:, before], unmarked_own[:, before], dtype):
+            raise UnsupportedModelError("a row of it sees later keys")
     if torch.equal(marked[-1][:, ~before], unmarked[-1][:, ~before]):
         raise UnsupportedModelError("its rows do not see the keys before them")
 
@@ -129,8 +133,8 @@ def find_rope(model: PreTrainedModel) -> Rope | None:
     ids = _token_ids(model)
     limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", SHIFT)
     shift = max(1, min(SHIFT, limit - TOKENS))
-    _, keys, _ = plain_call(model, ids)
-    _, moved, _ = plain_call(model, ids, shift=shift)
+    _, rows = plain_call(model, ids)
+    _, moved = plain_call(model, ids, shift=shift)
     candidates = {
         tuple(buffer.tolist()): buffer.detach().float().cpu().numpy()
         for name, buffer in model.named_buffers()
@@ -140,11 +144,11 @@ def find_rope(model: PreTrainedModel) -> Rope | None:
         own = [frequencies for frequencies in candidates if len(frequencies) == width]
         own.append(np.zeros(width, dtype=np.float32))
         for layout in RopeLayout:
-            rows = [
-                _best(before, after, own, layout, shift, model.dtype)
-                for before, after in zip(keys, moved, strict=True)
+            found = [
+                best
+                for (before, _), (after, _) in zip(rows, moved, strict=True)
+                if (best := _best(before, after, own, layout, shift, model.dtype)) is not None
             ]
-            found = [row for row in rows if row is not None]
             if len(found) == len(rows):
                 by_layer = np.stack(found)
                 same = bool((by_layer == by_layer[0]).all())
@@ -179,8 +183,14 @@ def _token_ids(model: PreTrainedModel) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).integers(0, vocabulary, TOKENS)
 
 
-def _holds(cache: RowCache, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> bool:
-    return _close(cache.keys, keys, dtype) and _close(cache.values, values, dtype)
+def _holds(
+    cache: RowCache, expected: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
+) -> bool:
+    return all(
+        _close(actual, wanted, dtype)
+        for layer, rows in enumerate(expected)
+        for actual, wanted in zip(cache.layer(layer), rows, strict=True)
+    )
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:

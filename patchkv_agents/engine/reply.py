@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from patchkv_agents.engine.sampler import TokenLogprob
     from patchkv_agents.recovery.plan import RecoveryPlan
     from patchkv_agents.recovery.report import RecoveryReport
 
@@ -24,6 +25,7 @@ class Reply:
         plan: the same, token by token.
         version_id: id of the context version that was answered.
         first_logits: logits of the first output token, `[vocab]`.
+        logprobs: of each of `token_ids`, if they were asked for.
     """
 
     text: str
@@ -33,11 +35,20 @@ class Reply:
     plan: RecoveryPlan
     version_id: str
     first_logits: torch.Tensor
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamChunk:
-    """A piece of a streamed answer; `reply` is set on the last one only."""
+    """A piece of a streamed answer.
+
+    Attributes:
+        text: the piece.
+        reply: set on the last one only.
+        logprobs: of the tokens since the last piece, if they were asked for. The text of the last
+            of them may be held back.
+    """
 
     text: str
     reply: Reply | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

@@ -6,24 +6,37 @@ at positions <= p, or the last of them in a layer with a sliding window. Elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from patchkv_agents.engine.attention import run_attention, softcapped_attention
+from patchkv_agents.engine.attention import (
+    run_attention,
+    scattered_attention,
+    softcapped_attention,
+)
 from patchkv_agents.engine.capture import AttentionCapture
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
 
 ATTENTION_NAME = "patchkv"
 """The attention implementation under which it is registered."""
+
+LONG_RUN = 16
+"""Consecutive rows from which a run has an attention call of its own."""
+SPAN_ROWS = 64
+"""Most rows of short runs that share a call."""
+SPAN_TOKENS = 1024
+"""Most tokens from the first to the last of them: between them a mask is needed."""
 
 MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Which keys queries see: (batch, head, query positions, key positions) to bool."""
@@ -57,12 +70,29 @@ class ActiveRows:
         capture: collects attention mass, or None.
         ready: is called with a layer's index before the layer reads the cache, or None.
         record: collects what the model asks of its attention, or None.
+        seen_as: as which rows they attend, if not as those that they are; as many, in order.
+        fresh: is called with a layer's index and its fresh keys and values, `[1, kv_heads, rows,
+            head_dim]`, before they are written into the cache, or None.
+        last_layer: ends the call with `LayerReached` once this layer's keys and values are
+            written, if given.
     """
 
     rows: RowSet
-    capture: AttentionCapture | None
-    ready: Callable[[int], None] | None
-    record: AttentionRecord | None
+    capture: AttentionCapture | None = None
+    ready: Callable[[int], None] | None = None
+    record: AttentionRecord | None = None
+    seen_as: RowSet | None = None
+    fresh: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
+    last_layer: int | None = None
+
+    @property
+    def standing(self) -> RowSet:
+        """The rows as which they attend."""
+        return self.rows if self.seen_as is None else self.seen_as
+
+
+class LayerReached(Exception):
+    """Ends a forward call that was to run up to one layer only. Never leaves the engine."""
 
 
 _ACTIVE: ContextVar[ActiveRows | None] = ContextVar("patchkv_active_rows", default=None)
@@ -129,14 +159,44 @@ def _attention(
             active.record.mask_of[layer] = int(attention_mask.flatten()[0])
         active.record.window_of[layer] = window
     output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-    for offset, start, stop in active.rows.packed():
-        rows = slice(offset, offset + stop - start)
+    for span in _spans(active.standing):
+        first, last = span[0], span[-1]
+        rows, stop = slice(first[0], last[0] + last[2] - last[1]), last[2]
         run, keys, values = query[:, :, rows], key[:, :, :stop], value[:, :, :stop]
-        part = run_attention(run, keys, values, scaling=scaling, window=window, softcap=softcap)
+        if len(span) == 1:
+            part = run_attention(run, keys, values, scaling=scaling, window=window, softcap=softcap)
+        else:
+            positions = np.concatenate([np.arange(start, stop) for _, start, stop in span])
+            part = scattered_attention(
+                run, keys, values, positions, scaling=scaling, window=window, softcap=softcap
+            )
         output[:, rows] = part.transpose(1, 2)
-        if active.capture is not None and window is None and softcap is None:
-            active.capture.observe(layer, start, run[0], keys[0], scaling)
+    if active.capture is not None and window is None and softcap is None:
+        for offset, start, stop in active.standing.packed():
+            run = query[0, :, offset : offset + stop - start]
+            active.capture.observe(layer, start, run, key[0, :, :stop], scaling)
     return output, None
+
+
+@lru_cache(maxsize=8)
+def _spans(rows: RowSet) -> Sequence[Sequence[tuple[int, int, int]]]:
+    """The runs of a row set, `(offset, start, stop)`, in groups that share an attention call."""
+    spans: list[list[tuple[int, int, int]]] = []
+    open_span = False
+    for run in rows.packed():
+        short = run[2] - run[1] < LONG_RUN
+        if short and open_span:
+            first = spans[-1][0]
+            open_span = (
+                run[0] + run[2] - run[1] - first[0] <= SPAN_ROWS
+                and run[2] - first[1] <= SPAN_TOKENS
+            )
+        if short and open_span:
+            spans[-1].append(run)
+        else:
+            spans.append([run])
+        open_span = short
+    return spans
 
 
 def _check_arguments(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

@@ -16,16 +16,16 @@ from patchkv_agents.checkpoint.overlap import common_prefix
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
-from patchkv_agents.engine.background import side_stream
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
+from patchkv_agents.engine.background import side_streams
+from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.engine.execution import execute
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.jobs import submitted
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
 from patchkv_agents.recovery.donors import AnchorsOf, Donor, choose_donor, no_anchors
 from patchkv_agents.recovery.plan import RecoveryPlan
-from patchkv_agents.recovery.policy import RecoveryPolicy
-from patchkv_agents.recovery.restore import Restoration
+from patchkv_agents.recovery.policy import BlendPolicy, RecoveryPolicy
 from patchkv_kernels import Rope
 
 CAPACITY_STEP = 256
@@ -149,9 +149,27 @@ class KVSequence:
         unstored = ~self._checkpoint.stored[:tokens]
         self._checkpoint = self._checkpoint.truncated(tokens)
         if self._cache is not None:
-            extents = store_rows(self._cache.keys, self._cache.values, unstored, self._rope)
+            extents = store_rows(self._cache.shards, unstored, self._rope)
             self._checkpoint = self._checkpoint.with_extents((*self._checkpoint.extents, *extents))
             self._cache = None
+
+    def copy_prefix(self, token_ids: IntArray) -> KVSequence:
+        """A suspended sequence of its own with the state of `clean_prefix(token_ids)`.
+
+        It has nothing of what follows. This sequence stays as it is: rows that only its live cache
+        holds are stored losslessly for the copy.
+        """
+        tokens = self.clean_prefix(token_ids)
+        checkpoint = self._checkpoint.truncated(tokens)
+        if self._cache is not None:
+            unstored = ~self._checkpoint.stored[:tokens]
+            extents = store_rows(self._cache.shards, unstored, self._rope)
+            checkpoint = checkpoint.with_extents((*checkpoint.extents, *extents))
+        copy = KVSequence(
+            self._adapter, self._rope, versions=self._versions.emptied(), worker=self._worker
+        )
+        copy._checkpoint, copy._version = checkpoint, self._version
+        return copy
 
     def clear(self) -> None:
         """Delete all state, of all versions."""
@@ -227,7 +245,7 @@ class KVSequence:
         try:
             if donor is not current:
                 self._leave_for(donor)
-            return self._execute(token_ids, plan, room, planning_ms, waited_ms)
+            return self._execute(token_ids, plan, policy.blend, room, planning_ms, waited_ms)
         except BaseException:
             self._cache, self._capture = None, None
             if self._load is not None:  # some rows may not be in memory, and may never be
@@ -257,6 +275,7 @@ class KVSequence:
         self,
         token_ids: IntArray,
         plan: RecoveryPlan,
+        blend: BlendPolicy | None,
         room: int,
         planning_ms: float,
         waited_ms: float,
@@ -274,21 +293,16 @@ class KVSequence:
         cache.resize(capacity)
         self._cache = cache
         old, load = self._checkpoint, self._load
-        restoration = Restoration(
-            old.stored_at(np.where(in_place, -1, plan.source)),
-            cache.keys,
-            cache.values,
+        done = execute(
+            self._adapter,
             self._rope,
-            None if load is None else load.wait,
-        )
-        capture = AttentionCapture(
-            layers=sampled_layers(self._adapter.scored_layers),
-            prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
-            device=self._adapter.device,
-        )
-        capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
-        logits = self._adapter.forward_rows(
-            token_ids, plan.rows, cache, capture=capture, ready=restoration.ready
+            token_ids,
+            plan,
+            cache,
+            old=old,
+            in_place=in_place,
+            blend=blend,
+            arrived=None if load is None else load.wait,
         )
         if load is not None:
             load.wait()  # what was not needed now will be referred to all the same
@@ -296,24 +310,24 @@ class KVSequence:
         cache.filled = tokens
         recovered_ms = _milliseconds_since(begun)
 
-        self._capture = capture
+        self._capture = done.capture
         self._checkpoint = Checkpoint(
             token_ids=token_ids.copy(),
-            origins=plan.origins(old.origins),
+            origins=done.plan.origins(old.origins),
             scores=np.zeros(tokens, dtype=np.float32),
-            extents=old.stored_at(plan.source),
+            extents=old.stored_at(done.plan.source),
         )
         trouble, self._trouble = "; ".join(self._trouble) or None, []
         return Resumed(
-            logits=logits,
-            plan=plan,
-            resumed_from=self._version if plan.kept.any() else None,
+            logits=done.logits,
+            plan=done.plan,
+            resumed_from=self._version if done.plan.kept.any() else None,
             trouble=trouble,
-            restored_formats=restoration.formats,
-            payload_bytes=restoration.payload_bytes,
+            restored_formats=done.restoration.formats,
+            payload_bytes=done.restoration.payload_bytes,
             planning_ms=planning_ms,
-            restore_ms=waited_ms + restoration.spent_ms,
-            recompute_ms=recovered_ms - restoration.spent_ms,
+            restore_ms=waited_ms + done.restoration.spent_ms,
+            recompute_ms=recovered_ms - done.restoration.spent_ms,
             recovery_ms=waited_ms + recovered_ms,
         )
 
@@ -338,6 +352,23 @@ class KVSequence:
         )
         return logits
 
+    def rewind(self, tokens: int) -> None:
+        """Forget the rows behind the first `tokens` tokens of a live sequence, as before `append`.
+
+        What is appended next takes their places. Scores stay as collected so far; no more are.
+        """
+        if self._cache is None or not 0 < tokens <= len(self._checkpoint):
+            raise RuntimeError("only a live sequence is rewound, and to some of its tokens")
+        self._settle_scores()
+        old = self._checkpoint
+        self._checkpoint = Checkpoint(
+            token_ids=old.token_ids[:tokens],
+            origins=old.origins[:tokens],
+            scores=old.scores[:tokens],
+            extents=old.stored_at(np.arange(tokens)),
+        )
+        self._cache.filled = tokens
+
     def _settle_scores(self) -> None:
         """Move what the capture has collected into the checkpoint."""
         if self._capture is not None:
@@ -349,15 +380,13 @@ class KVSequence:
         """Hand the live cache over to be stored as the current version."""
         self._settle_scores()
         cache, checkpoint, version = self._cache, self._checkpoint, self._version
-        precision, stream = self._precision, side_stream(self._adapter.device)
+        precision, streams = self._precision, side_streams(self._adapter.cache_devices)
         if cache is None:
             raise RuntimeError("there is no cache to offload")
 
         def job() -> Checkpoint:
-            with stream:
-                stored = offload(
-                    checkpoint, cache.keys, cache.values, rope=self._rope, precision=precision
-                )
+            with streams:
+                stored = offload(checkpoint, cache.shards, rope=self._rope, precision=precision)
             return self._versions.put(version, stored, repack=repack)
 
         self._cache = None
@@ -396,5 +425,5 @@ class KVSequence:
         old = self._checkpoint
         moving = np.zeros(len(old), dtype=bool)
         moving[plan.source[plan.kept & ~in_place]] = True
-        extents = store_rows(self._cache.keys, self._cache.values, moving & ~old.stored, self._rope)
+        extents = store_rows(self._cache.shards, moving & ~old.stored, self._rope)
         self._checkpoint = old.with_extents((*old.extents, *extents))

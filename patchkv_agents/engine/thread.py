@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from patchkv_agents.checkpoint import CheckpointVersions
 from patchkv_agents.context import (
+    ContextHistory,
     ContextVersion,
     Conversation,
     Edit,
@@ -20,29 +20,26 @@ from patchkv_agents.context import (
     Message,
     RenderedContext,
     SampledReply,
-    match_messages,
-    match_replies,
-    message_anchors,
+    ThreadKey,
     parse_messages,
     parse_template_args,
     parse_tools,
     render,
 )
-from patchkv_agents.engine.forgetting import ForgettingLine, ancestry, came_after
+from patchkv_agents.engine.answer import Answer
 from patchkv_agents.engine.generation import (
-    Sampler,
     SamplingOptions,
     SamplingParams,
-    TextStream,
     sampling_params,
 )
+from patchkv_agents.engine.observing import Answered
 from patchkv_agents.engine.reply import Reply, StreamChunk
 from patchkv_agents.engine.resumed import Resumed
+from patchkv_agents.engine.sampler import Sampler
 from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.thread_state import ThreadState
 from patchkv_agents.engine.verdict import SupportLevel
-from patchkv_agents.errors import CheckpointError, PatchKVError
-from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery.donors import Anchors
+from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 
@@ -50,14 +47,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from patchkv_agents.engine.engine import Engine
-
-Spans = tuple[tuple[int, int], ...]
-"""Token span of each message."""
-
-MOST_REPLIES = 256
-"""Answers whose sampled ids are kept; those of older ones are encoded anew."""
-MOST_SPANS = 32
-"""Versions of which the messages' places are kept, to align others with them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,26 +68,28 @@ class Thread:
     def __init__(self, engine: Engine, thread_id: str, namespace: str = "") -> None:
         self.id = thread_id
         self.namespace = namespace
-        self.history = engine.open_history(thread_id, namespace)
         self._engine = engine
-        self._sequence = KVSequence(
-            engine.adapter,
-            engine.rope,
-            versions=CheckpointVersions(engine.versions_budget_bytes),
-            worker=engine.offload_worker,
+        self._state = ThreadState(
+            engine.open_history(thread_id, namespace),
+            KVSequence(
+                engine.adapter,
+                engine.rope,
+                versions=CheckpointVersions(engine.versions_budget_bytes),
+                worker=engine.offload_worker,
+            ),
+            engine.stored_thread(thread_id, namespace),
         )
-        self._stored = engine.stored_thread(thread_id, namespace)
-        self._replies: deque[SampledReply] = deque(maxlen=MOST_REPLIES)
-        self._spans: dict[str, Spans] = {}  # by version
-        self._forgotten: str | None = None  # id of the last forgetting version that was obeyed
-        self._forgetting_line = ForgettingLine()
-        self._must_clear = False  # a fork forgot what this thread's state has seen
         self._busy = threading.Lock()
+
+    @property
+    def history(self) -> ContextHistory:
+        """The versions of its context."""
+        return self._state.history
 
     @property
     def sequence(self) -> KVSequence:
         """Tokens and KV state below the messages."""
-        return self._sequence
+        return self._state.sequence
 
     def generate(
         self,
@@ -163,7 +154,7 @@ class Thread:
             conversation,
             self._engine.tokenizer,
             template_args=arguments.load(),
-            sampled=list(self._replies),
+            sampled=list(self._state.replies),
         )
         self._engine.check_length(len(rendered))
         render_ms = (time.perf_counter() - started) * 1e3
@@ -174,14 +165,40 @@ class Thread:
 
     def _answer(self, call: _Call) -> Iterator[StreamChunk]:
         with self._exclusive():
+            seen = self.history.head.id if self.history.head else None
             version = self.history.commit(
                 call.conversation.messages,
                 tools=call.conversation.tools,
                 template_args=call.template_args,
                 edits=call.edits,
             )
+            started_ns = time.time_ns()
             resumed, report, sampler, token = self._first_token(version, call)
-            yield from self._decode(version, resumed, report, call.params, sampler, token)
+            reply, error = None, None
+            try:
+                for chunk in self._decode(version, resumed, report, call.params, sampler, token):
+                    reply = chunk.reply
+                    yield chunk
+            except Exception as caught:
+                error = caught
+                raise
+            finally:
+                self._engine.notify(
+                    Answered(
+                        thread=ThreadKey(self.id, self.namespace),
+                        model=self._engine.model_name,
+                        history=self.history,
+                        version=version,
+                        edits=version.edits if version.id != seen else (),
+                        report=report,
+                        plan=resumed.plan,
+                        params=call.params,
+                        reply=reply,
+                        error=error,
+                        started_ns=started_ns,
+                        ended_ns=time.time_ns(),
+                    )
+                )
 
     def suspend(self) -> None:
         """Store the KV state in CPU memory and free the cache, as while a tool runs.
@@ -190,53 +207,73 @@ class Thread:
         waits for the former.
         """
         with self._exclusive():
-            self._suspend()
+            self._state.suspend()
 
     def fork(self, thread_id: str) -> Thread:
         """A new thread at the same version that shares the stored state. Suspends this one."""
-        with self._exclusive(), self._engine.lock:
-            self._suspend()
-            sequence = self._sequence.fork()  # may fail; the new thread is registered after it
-            copy = self._engine.thread(thread_id, namespace=self.namespace, new=True)
-            try:
-                name = thread_id if self._engine.keeps_histories else None
-                copy.history = self.history.fork(name, namespace=self.namespace)
-            except PatchKVError:  # the history store has such a thread from an earlier time
-                self._engine.drop(thread_id, namespace=self.namespace)
-                raise
-            copy._sequence = sequence
-            copy._forgotten = self._forgotten
-            copy._replies, copy._spans = self._replies.copy(), dict(self._spans)
+        with self._exclusive():
+            self._state.suspend()
+            sequence = self.sequence.fork()  # may fail; the new thread is registered after it
+            with self._engine.registry:  # nobody gets hold of it half made
+                copy = self._engine.thread(thread_id, namespace=self.namespace, new=True)
+                try:
+                    name = thread_id if self._engine.keeps_histories else None
+                    copy._state.history = self.history.fork(name, namespace=self.namespace)
+                except PatchKVError:  # the history store has such a thread from an earlier time
+                    self._engine.drop(thread_id, namespace=self.namespace)
+                    raise
+                copy._state.take_over(self._state, sequence)
             return copy
+
+    def share_prefix(
+        self,
+        source: Thread,
+        messages: Sequence[Mapping[str, Any] | Message],
+        *,
+        tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Begin with what another thread has of the first tokens of a context.
+
+        For a thread without state whose first context begins like one of `source`, as with the
+        same system prompt. It gets rows of the common tokens and nothing else: neither history nor
+        any row that has seen what follows. `source` stays as it is.
+
+        Args:
+            source: another thread of this engine, which is not answering.
+            messages, tools, template_args: of the context to come, as for `generate`.
+
+        Returns:
+            How many tokens are common.
+
+        Raises:
+            ContextError: malformed or empty messages.
+            PatchKVError: a thread is answering, or this one has state.
+        """
+        rendered = render(
+            Conversation(parse_messages(messages), parse_tools(tools)),
+            self._engine.tokenizer,
+            template_args=template_args,
+        )
+        with self._exclusive(), source._exclusive():
+            if len(self.sequence.token_ids):
+                raise PatchKVError(f"thread '{self.id}' has state already: use a new one")
+            if source._state.must_clear:
+                return 0
+            self._state.sequence = source.sequence.copy_prefix(rendered.token_ids)
+            return len(self.sequence.token_ids)
 
     def clear(self) -> None:
         """Delete all KV state, in memory and in the engine's store; the history stays.
 
         A thread that is answering does so at its next call.
         """
-        self._must_clear = True
+        self._state.must_clear = True
         if self._busy.acquire(blocking=False):
             try:
-                self._clear()
+                self._state.clear()
             finally:
                 self._busy.release()
-
-    def _clear(self) -> None:
-        with self._engine.lock:
-            self._sequence.clear()
-        if self._stored is not None:
-            self._stored.forget(lambda version: True, sweep=True)
-        self._replies.clear()
-        self._must_clear = False
-
-    def _suspend(self) -> None:
-        if self._must_clear:
-            self._clear()
-        with self._engine.lock:
-            is_live = self._sequence.is_live
-            checkpoint = self._sequence.suspend()
-        if is_live and checkpoint is not None and self._stored is not None:
-            self._stored.save(self._sequence.version, checkpoint)
 
     def _first_token(
         self, version: ContextVersion, call: _Call
@@ -250,24 +287,27 @@ class Thread:
         if verdict.level is SupportLevel.EXACT and not policy.is_exact:
             reasons.append(f"keys of this model cannot be moved: {verdict.reason}")
             policy = RecoveryPolicy.exact()
-        sampler = Sampler(call.params, self._engine.adapter.device)
-        reasons += self._forget(version, token_ids)
+        adapter = self._engine.adapter
+        sampler = Sampler(
+            call.params, token_ids.tolist(), adapter.model.generation_config, adapter.device
+        )
+        clear_forks = partial(self._engine.clear_forks, self)
+        reasons += self._state.forget(version, token_ids, clear_forks)
         started = time.perf_counter()
-        reasons += self._fetch(version)
+        reasons += self._state.fetch(version)
         fetch_ms = (time.perf_counter() - started) * 1e3
-        with self._engine.lock:
-            room = min(call.params.max_new_tokens, self._engine.max_tokens - len(token_ids))
-            resumed = self._sequence.resume(
-                token_ids,
-                policy,
-                room=room,
-                version=version.id,
-                anchors_of=partial(self._anchors, version, call.rendered.message_spans),
-            )
-            self._note_spans(version, call.rendered.message_spans)
-            started = time.perf_counter()
-            token = sampler(resumed.logits)
-            sampling_ms = (time.perf_counter() - started) * 1e3
+        room = min(call.params.max_new_tokens, self._engine.max_tokens - len(token_ids))
+        resumed = self.sequence.resume(
+            token_ids,
+            policy,
+            room=room,
+            version=version.id,
+            anchors_of=partial(self._state.anchors, version, call.rendered.message_spans),
+        )
+        self._state.note_spans(version, call.rendered.message_spans)
+        started = time.perf_counter()
+        token = sampler(resumed.logits)
+        sampling_ms = (time.perf_counter() - started) * 1e3
         if resumed.trouble:
             reasons.append(resumed.trouble)
         report = RecoveryReport.of_plan(
@@ -286,77 +326,6 @@ class Thread:
         )
         return resumed, report, sampler, token
 
-    def _anchors(self, version: ContextVersion, spans: Spans, old: str) -> Anchors:
-        """Where the messages that `version` shares with an old one stand in both."""
-        if old not in self._spans:
-            return ()
-        matching = match_messages(self.history.get(old).messages, version.messages)
-        return message_anchors(self._spans[old], spans, matching)
-
-    def _note_spans(self, version: ContextVersion, spans: Spans) -> None:
-        self._spans[version.id] = spans
-        if len(self._spans) > MOST_SPANS:
-            del self._spans[next(iter(self._spans))]
-
-    def _forget(self, version: ContextVersion, token_ids: IntArray) -> list[str]:
-        """Delete all state that saw what an edit up to `version` says to forget.
-
-        Returns:
-            Reasons for the report.
-        """
-        reasons = []
-        try:
-            if self._must_clear:
-                self._clear()
-            forgetting = self._forgetting_line.newest(self.history, version)
-            if forgetting is not None and forgetting.id != self._forgotten:
-                reasons += self._forget_before(forgetting, version, token_ids)
-                self._forgotten = forgetting.id
-        except CheckpointError as error:  # tried again at the next call
-            reasons.append(f"stored state that saw forgotten text is not deleted yet: {error}")
-        return reasons
-
-    def _forget_before(
-        self, forgetting: ContextVersion, version: ContextVersion, token_ids: IntArray
-    ) -> list[str]:
-        """Delete state of versions that did not come from `forgetting`, and that of forks."""
-
-        def saw(version_id: str) -> bool:
-            return not came_after(self.history, version_id, forgetting.id)
-
-        reasons = []
-        with self._engine.lock:
-            sequence = self._sequence
-            if len(sequence.token_ids) and saw(sequence.version):
-                reasons.append("an edit says forget: state that saw the old text was deleted")
-                sequence.truncate(sequence.clean_prefix(token_ids))
-            sequence.versions.drop([kept for kept in sequence.versions if saw(kept)])
-            shown = match_replies(forgetting.messages, list(self._replies)).values()
-            kept_replies = [reply for reply in self._replies if reply in shown]
-            self._replies = deque(kept_replies, maxlen=MOST_REPLIES)
-            if forgetting.forgotten is not None:
-                threads = forgetting.forgotten.threads
-                self._engine.clear_forks(self, threads, forgetting.id)
-        if self._stored is not None:
-            self._stored.forget(saw, sweep=forgetting.id == version.id)
-        return reasons
-
-    def _fetch(self, version: ContextVersion) -> list[str]:
-        """Where there is no state in memory, take what the store has.
-
-        Returns:
-            Reasons for the report.
-        """
-        if self._stored is None or len(self._sequence.token_ids) or len(self._sequence.versions):
-            return []
-        try:
-            found = self._stored.newest(past.id for past in ancestry(self.history, version))
-            if found is not None:
-                self._sequence.adopt(*found)
-        except CheckpointError as error:
-            return [f"stored state could not be read: {error}"]
-        return []
-
     def _decode(
         self,
         version: ContextVersion,
@@ -366,36 +335,25 @@ class Thread:
         sampler: Sampler,
         token: int,
     ) -> Iterator[StreamChunk]:
-        text = TextStream(self._engine.tokenizer, params.stop)
-        sampled: list[int] = []
-        limit = min(params.max_new_tokens, self._engine.max_tokens - report.tokens)
-        finish_reason = "stop"
+        engine = self._engine
+        limit = min(params.max_new_tokens, engine.max_tokens - report.tokens)
+        answer = Answer(engine.tokenizer, engine.end_tokens, params, sampler, limit)
         try:
-            while token not in self._engine.end_tokens:
-                sampled.append(token)
-                piece = text.add(token)
-                if piece:
-                    yield StreamChunk(piece)
-                if text.stopped:
-                    break
-                if len(sampled) == limit:
-                    finish_reason = "length"
-                    break
-                with self._engine.lock:
-                    token = sampler(self._sequence.append(token))
+            yield from answer.pieces(token, self.sequence.append)
         finally:  # also what was said before the stream was closed
-            self._replies.append(SampledReply.of(sampled, self._engine.tokenizer))
-        rest = text.finish()
+            self._state.replies.append(SampledReply.of(answer.token_ids, engine.tokenizer))
+        last = answer.finish()
         reply = Reply(
-            text=text.text,
-            token_ids=tuple(sampled),
-            finish_reason=finish_reason,
+            text=answer.text,
+            token_ids=tuple(answer.token_ids),
+            finish_reason=answer.finish_reason,
             report=report,
             plan=resumed.plan,
             version_id=version.id,
             first_logits=resumed.logits,
+            logprobs=None if params.logprobs is None else answer.logprobs,
         )
-        yield StreamChunk(rest, reply)
+        yield replace(last, reply=reply)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

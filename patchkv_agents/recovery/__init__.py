@@ -1,13 +1,23 @@
 """From an edited context to a KV cache: plan, restore, report."""
 
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, plan_recovery
-from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.policy import (
+    BlendMask,
+    BlendPolicy,
+    BlendScore,
+    RecoveryPolicy,
+    Selection,
+)
 from patchkv_agents.recovery.report import RecoveryReport
 
 __all__ = [
+    "BlendMask",
+    "BlendPolicy",
+    "BlendScore",
     "RecoveryPlan",
     "RecoveryPolicy",
     "RecoveryReport",
     "RowLabel",
+    "Selection",
     "plan_recovery",
 ]

@@ -6,7 +6,7 @@ The repair set is fixed here, before any KV work starts. NumPy only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from patchkv_agents.alignment import Alignment
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet, rounded_to_blocks
-from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.policy import RecoveryPolicy, Selection
 
 
 class RowLabel(IntEnum):
@@ -33,6 +33,8 @@ class RowLabel(IntEnum):
     """In a block that received much attention: recomputed."""
     RESTORED = 5
     """Old state that is not exact: moved behind an edit, or quantised in front of it."""
+    DEVIATION = 6
+    """Chosen while it ran, because its state differed most from the old one: recomputed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +46,16 @@ class RecoveryPlan:
         aligned: old position of each token, whether its state is used or not, -1 where it is new
             or its state is lost; int64 `[tokens]`.
         prefix: new tokens before the first edit.
+        full_layers: share of the model's layers through which every row behind the prefix ran, not
+            only those that are computed to the end.
+        sees_later: whether computed rows saw keys behind their own positions.
     """
 
     labels: npt.NDArray[np.int8]
     aligned: IntArray
     prefix: int
+    full_layers: float = 0.0
+    sees_later: bool = False
 
     def __post_init__(self) -> None:
         self.labels.setflags(write=False)
@@ -78,7 +85,7 @@ class RecoveryPlan:
     @property
     def is_exact(self) -> bool:
         """Whether the result is that of a full prefill."""
-        return not bool((self.labels == RowLabel.RESTORED).any())
+        return not (self.sees_later or bool((self.labels == RowLabel.RESTORED).any()))
 
     def count(self, label: RowLabel) -> int:
         """Number of tokens with this label."""
@@ -86,11 +93,12 @@ class RecoveryPlan:
 
     @property
     def recompute_ratio(self) -> float:
-        """Rows that run / rows behind the common prefix; at most 1.
+        """Rows that run / rows behind the common prefix, a mean over the layers; at most 1.
 
         1 too where nothing is behind it, or where rows of the prefix have to run again.
         """
-        return len(self.rows) / max(len(self.labels) - self.prefix, len(self.rows))
+        to_the_end = len(self.rows) / max(len(self.labels) - self.prefix, len(self.rows))
+        return self.full_layers + (1 - self.full_layers) * to_the_end
 
     @property
     def repair_ratio(self) -> float:
@@ -110,24 +118,65 @@ class RecoveryPlan:
         """
         tokens = len(self.labels)
         origins = np.zeros(tokens, dtype=np.int16)
-        restored = self.labels == RowLabel.RESTORED
-        if not restored.any():
+        if self.is_exact:
             return origins
-        computed_behind = ~self.kept
-        computed_behind[: int(np.argmax(restored))] = False
-        origins[computed_behind] = 1
+        restored = self.labels == RowLabel.RESTORED
+        inexact = ~self.kept
+        if not self.sees_later:
+            inexact[: int(np.argmax(restored))] = False
+        origins[inexact] = 1
         before = old[self.source[restored]]
         behind_edit = np.flatnonzero(restored) >= self.prefix
         origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
         return origins
 
+    def blended(self, chosen: BoolArray, *, full_layers: float, sees_later: bool) -> RecoveryPlan:
+        """The plan as it was carried out, with the rows that were chosen while it ran.
 
-def _dirty_window(alignment: Alignment, window_tokens: int) -> BoolArray:
-    """Tokens of the new version at a distance below `window_tokens` behind an edit."""
-    window = np.zeros(alignment.tokens_new, dtype=bool)
+        Args:
+            chosen: restored rows that were recomputed after all, bool `[tokens]`.
+            full_layers, sees_later: see the attributes.
+        """
+        labels = self.labels.copy()
+        labels[chosen] = RowLabel.DEVIATION
+        return replace(self, labels=labels, full_layers=full_layers, sees_later=sees_later)
+
+
+def _distances(alignment: Alignment) -> IntArray:
+    """Distance of each new token from the end of the nearest edit in front of it, int64 `[tokens]`.
+
+    That of tokens in front of all edits is the number of tokens.
+    """
+    tokens = alignment.tokens_new
+    ends = np.full(tokens, -1)
     for hunk in alignment.hunks:
-        window[hunk.new_stop : hunk.new_stop + window_tokens] = True
-    return window
+        ends[hunk.new_stop : hunk.new_stop + 1] = hunk.new_stop
+    nearest = np.maximum.accumulate(ends)
+    return np.where(nearest >= 0, np.arange(tokens) - nearest, tokens)
+
+
+def _nearest_blocks(
+    distances: IntArray, suffix: BoolArray, block_size: int, rows: int
+) -> BoolArray:
+    """The suffix in the blocks nearest behind the edits, as many as it takes to hold `rows`."""
+    starts = np.arange(0, len(suffix), block_size)
+    counts = np.add.reduceat(suffix.astype(np.int64), starts)
+    distance = np.minimum.reduceat(np.where(suffix, distances, len(suffix)), starts)
+    order = np.argsort(distance, kind="stable")
+    before = np.cumsum(counts[order]) - counts[order]
+    chosen = np.zeros(len(starts), dtype=bool)
+    chosen[order[before < rows]] = True
+    return np.repeat(chosen, block_size)[: len(suffix)] & suffix
+
+
+def _attention_tokens(
+    scores: npt.NDArray[np.float32], candidates: BoolArray, limit: int
+) -> BoolArray:
+    """The `limit` candidates with the largest scores."""
+    chosen = np.zeros(len(scores), dtype=bool)
+    ranked = np.argsort(-np.where(candidates, scores, np.float32(0.0)), kind="stable")[:limit]
+    chosen[ranked] = True
+    return chosen & candidates & (scores > 0)
 
 
 def _attention_blocks(
@@ -185,16 +234,26 @@ def plan_recovery(
     if policy.window_tokens is None:
         labels[labels == RowLabel.RESTORED] = RowLabel.WINDOW
     elif suffix.any():
-        block = policy.block_size
-        window = rounded_to_blocks(_dirty_window(alignment, policy.window_tokens) & suffix, block)
-        tail = rounded_to_blocks(position >= tokens - policy.tail_tokens, block)
+        block, distances = policy.block_size, _distances(alignment)
+        window = rounded_to_blocks((distances < policy.window_tokens) & suffix, block)
+        tail = position >= tokens - policy.tail_tokens
+        if policy.tail_tokens > 1:
+            tail = rounded_to_blocks(tail, block)
         candidates = suffix & ~window & ~tail
-        limit = math.ceil(policy.attention_fraction * int(suffix.sum()) / block)
+        budget = policy.attention_fraction * int(suffix.sum())
         mapped = np.where(has_state, scores[old], np.float32(0.0))
-        attention = _attention_blocks(mapped, candidates, block, limit)
-        labels[attention] = RowLabel.ATTENTION
-        labels[tail & suffix] = RowLabel.TAIL
-        labels[window & suffix] = RowLabel.WINDOW
+        if policy.selection is Selection.TOKENS:
+            attention = _attention_tokens(mapped, candidates, math.ceil(budget))
+            attention = rounded_to_blocks(attention, block) & candidates
+        else:
+            attention = _attention_blocks(mapped, candidates, block, math.ceil(budget / block))
+        if policy.selection is Selection.CONTIGUOUS:
+            rows = int((suffix & (window | tail | attention)).sum())
+            labels[_nearest_blocks(distances, suffix, block, rows)] = RowLabel.WINDOW
+        else:
+            labels[attention] = RowLabel.ATTENTION
+            labels[tail & suffix] = RowLabel.TAIL
+            labels[window & suffix] = RowLabel.WINDOW
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
     return RecoveryPlan(labels, aligned, alignment.prefix)

@@ -3,9 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
+
+
+class Selection(str, Enum):
+    """Which rows of the suffix are recomputed beside the dirty window."""
+
+    BLOCKS = "blocks"
+    """Whole blocks, ranked by the largest score of a token in them, and the query tail."""
+    TOKENS = "tokens"
+    """The tokens with the largest scores, grown to whole blocks, and the query tail: the published
+    rule."""
+    CONTIGUOUS = "contiguous"
+    """None: the window grows by as many rows as `BLOCKS` would recompute, tail included."""
+
+
+class BlendScore(str, Enum):
+    """By what a blend finds the rows that the edit changed most."""
+
+    VALUE = "value"
+    """Squared difference of fresh and restored values, summed over heads and channels."""
+    KEY = "key"
+    """The same of keys, rotated to their new positions: what LMCache's blender compares."""
+
+
+class BlendMask(str, Enum):
+    """Which keys the rows of a blend see from the check layer on."""
+
+    CAUSAL = "causal"
+    """A row sees the keys up to its own position."""
+    BOTTOM_RIGHT = "bottom_right"
+    """Row i of n sees the keys up to m - n + i of m: what the public code does, in which rows see
+    later keys. For comparison only."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlendPolicy:
+    """Choosing the rows to recompute while they are computed, as CacheBlend does.
+
+    All rows behind the exact prefix run through the layers in front of the check layer. There the
+    fresh keys and values of the suffix are compared with the restored ones, and from there on only
+    the rows that differ most run, with the new tokens and the query tail (arXiv 2405.16444,
+    sections 4.2 and 4.3).
+
+    Attributes:
+        ratio: share of the scored rows, which are the suffix without the query tail, that goes on.
+        check_layer: index of the layer that compares, at least 1: nothing differs in layer 0.
+        score: what is compared.
+        mask: which keys the rows see from there on.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    ratio: float = 0.16
+    check_layer: int = 1
+    score: BlendScore = BlendScore.VALUE
+    mask: BlendMask = BlendMask.CAUSAL
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.ratio <= 1.0:
+            raise InputError(f"ratio is {self.ratio}: use 0 to 1")
+        if self.check_layer < 1:
+            raise InputError(f"check_layer is {self.check_layer}: use 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +80,14 @@ class RecoveryPolicy:
         window_tokens: length of the dirty window behind each edit, in tokens; None recomputes the
             whole suffix, which is exact.
         attention_fraction: share of the suffix that may be recomputed because it received much
-            attention (kappa), in whole blocks.
-        tail_tokens: length of the query tail, in tokens, at least 1: the last token gives the
-            logits.
+            attention (kappa).
+        tail_tokens: length of the query tail, in tokens; 1 is the last token alone, which gives
+            the logits and is not grown to a block.
         block_size: unit of repair, in tokens; 1 turns block rounding off.
         precision: chooses the formats in which rows are stored; None stores all of them
             losslessly. What is stored with loss is not exact: an exact recovery computes it again.
+        selection: which rows are recomputed for their attention.
+        blend: chooses further rows while they run, if given.
 
     Raises:
         InputError: a value is out of its range.
@@ -34,6 +99,8 @@ class RecoveryPolicy:
     tail_tokens: int
     block_size: int = 32
     precision: PrecisionPolicy | None = None
+    selection: Selection = Selection.BLOCKS
+    blend: BlendPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 0:
@@ -48,6 +115,8 @@ class RecoveryPolicy:
             raise InputError("an exact policy stores losslessly: leave out precision")
         if self.block_size < 1:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
+        if self.blend is not None and self.window_tokens is None:
+            raise InputError("a policy without a window recomputes everything: leave out blend")
 
     @property
     def is_exact(self) -> bool:
@@ -71,4 +140,22 @@ class RecoveryPolicy:
             attention_fraction=0.015,
             tail_tokens=64,
             precision=PrecisionPolicy(),
+        )
+
+    @classmethod
+    def published(cls) -> RecoveryPolicy:
+        """The paper's method, as far as its parts exist: an approximation.
+
+        The tokens that received most attention (1.5 % of the suffix) are recomputed in whole
+        blocks, of the tail only the last token, and blocks are stored at mixed precision. Not
+        there yet: the length of the dirty window, which the paper predicts for each edit by a
+        regression on offline profiles, is fixed; and the thresholds of precision are defaults.
+        """
+        return cls(
+            "patchkv_published",
+            window_tokens=128,
+            attention_fraction=0.015,
+            tail_tokens=1,
+            precision=PrecisionPolicy(),
+            selection=Selection.TOKENS,
         )

@@ -18,9 +18,11 @@ class RecoveryReport:
         fallback_reason: why an exact prefill took its place, or None.
         is_exact: whether every row is the model's own, computed from exact state only.
         tokens: prompt tokens.
-        prefix, new, window, attention, tail, restored: tokens by label (see `RowLabel`).
+        prefix, new, window, attention, tail, deviation, restored: tokens by label (see
+            `RowLabel`).
         cache_read: prompt tokens that were reused exactly.
-        recompute_ratio: rows that ran / rows after the exact prefix.
+        recompute_ratio: rows that ran / rows after the exact prefix. Where some layers ran for
+            more rows than others, the mean over all layers.
         repair_ratio: recomputed share of the aligned tokens after the first edit.
         resumed_from: id of the version from which state was taken, or None.
         restored_formats: rows that were read from stored payload, exact ones among them, by
@@ -47,6 +49,7 @@ class RecoveryReport:
     window: int
     attention: int
     tail: int
+    deviation: int
     restored: int
     cache_read: int
     recompute_ratio: float
@@ -76,6 +79,7 @@ class RecoveryReport:
             window=plan.count(RowLabel.WINDOW),
             attention=plan.count(RowLabel.ATTENTION),
             tail=plan.count(RowLabel.TAIL),
+            deviation=plan.count(RowLabel.DEVIATION),
             restored=plan.count(RowLabel.RESTORED),
             cache_read=plan.count(RowLabel.PREFIX),
             recompute_ratio=plan.recompute_ratio,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from patchkv_agents.checkpoint import Extent
+from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.ranges import IntArray
 from patchkv_kernels import Rope, RowMoves, scatter_rows
 from patchkv_kernels.payload import Payload
@@ -29,6 +30,50 @@ class _Part:
     moves: RowMoves
 
 
+class _ShardWriter:
+    """Writes rows into one shard, on a GPU on a stream of its own. `parts` are what is read."""
+
+    def __init__(self, shard: CacheShard, parts: Sequence[_Part]) -> None:
+        self.shard = shard
+        self._parts = parts
+        self._stream: torch.cuda.Stream | None = None
+        self._events: dict[int, torch.cuda.Event] = {}  # by layer
+        if shard.keys.is_cuda:
+            self._stream = torch.cuda.Stream(shard.device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(shard.device))
+
+    @property
+    def most_layers(self) -> int:
+        """Layers to write at once while rows are still on their way into memory."""
+        return 1 if self._stream is not None else ARRIVING_LAYERS
+
+    @torch.inference_mode()
+    def write(self, layers: range) -> None:
+        """Write some layers of the shard; on a GPU, queue it."""
+        if self._stream is None:
+            self._write(layers)
+            return
+        with torch.cuda.stream(self._stream):
+            for layer in layers:
+                self._write(range(layer, layer + 1))
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+                self._events[layer] = event
+
+    def wait(self, layer: int) -> None:
+        """Let what is computed from now on begin after a layer has been written."""
+        if layer in self._events:
+            torch.cuda.current_stream(self.shard.device).wait_event(self._events[layer])
+
+    def _write(self, layers: range) -> None:
+        first = self.shard.first
+        own = slice(layers.start - first, layers.stop - first)
+        for part in self._parts:
+            staged = _staged(part.payload, layers, self.shard.device)
+            moves = part.moves.of_layers(layers)
+            scatter_rows(staged, moves, self.shard.keys[own], self.shard.values[own])
+
+
 class Restoration:
     """Stored rows on their way into a cache. Only these rows are written.
 
@@ -39,7 +84,7 @@ class Restoration:
 
     Args:
         extents: stored rows at their positions in the new version.
-        keys, values: of the cache, `[layers, kv_heads, capacity, head_dim]`; changed in place.
+        shards: all layers of the cache; changed in place.
         rope: what the keys were written with.
         arrived: waits until the first n layers of every payload are in memory; None if all are.
     """
@@ -47,22 +92,18 @@ class Restoration:
     def __init__(
         self,
         extents: Sequence[Extent],
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        shards: Sequence[CacheShard],
         rope: Rope,
         arrived: Callable[[int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
-        self._keys, self._values, self._arrived = keys, values, arrived
-        self._parts = _grouped(extents, rope, keys.device)
+        self._arrived = arrived
+        parts = {device: _grouped(extents, rope, device) for device in {s.device for s in shards}}
+        self._parts = parts[shards[0].device]
+        self._writers = [_ShardWriter(shard, parts[shard.device]) for shard in shards]
         self._written = 0
-        self._stream: torch.cuda.Stream | None = None
-        self._events: list[torch.cuda.Event] = []
-        if keys.is_cuda:
-            self._stream = torch.cuda.Stream(keys.device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(keys.device))
         if arrived is None:
-            self._write(range(len(keys)))
+            self._write(shards[-1].layers.stop)
         self._spent_s = time.perf_counter() - started
 
     @property
@@ -90,33 +131,23 @@ class Restoration:
         Layers are asked for in ascending order; any of them again at will.
         """
         started = time.perf_counter()
+        writer = next(writer for writer in self._writers if layer in writer.shard.layers)
         if layer >= self._written:
-            step = 1 if self._stream is not None else ARRIVING_LAYERS
-            stop = min(len(self._keys), layer + step)
+            stop = min(writer.shard.layers.stop, layer + writer.most_layers)
             if self._arrived is not None:
                 self._arrived(stop)
-            self._write(range(self._written, stop))
-        if self._events:
-            torch.cuda.current_stream(self._keys.device).wait_event(self._events[layer])
+            self._write(stop)
+        writer.wait(layer)
         self._spent_s += time.perf_counter() - started
 
-    @torch.inference_mode()
-    def _write(self, layers: range) -> None:
-        self._written = layers.stop
-        if self._stream is None:
-            for part in self._parts:
-                scatter_rows(part.payload, part.moves, self._keys, self._values, layers=layers)
-            return
-        with torch.cuda.stream(self._stream):
-            for layer in layers:
-                own = slice(layer, layer + 1)
-                for part in self._parts:
-                    staged = _staged(part.payload, own, self._keys.device)
-                    moves = part.moves.of_layers(range(layer, layer + 1))
-                    scatter_rows(staged, moves, self._keys[own], self._values[own])
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(self._stream)
-                self._events.append(event)
+    def _write(self, stop: int) -> None:
+        """Write the layers before `stop` that are not written yet."""
+        for writer in self._writers:
+            own = writer.shard.layers
+            layers = range(max(self._written, own.start), min(stop, own.stop))
+            if layers:
+                writer.write(layers)
+        self._written = stop
 
 
 def _grouped(extents: Sequence[Extent], rope: Rope, device: torch.device) -> list[_Part]:
@@ -133,11 +164,11 @@ def _grouped(extents: Sequence[Extent], rope: Rope, device: torch.device) -> lis
     return parts
 
 
-def _staged(payload: Payload, layers: slice, device: torch.device) -> Payload:
-    """Some layers of a payload on a GPU, queued on the current stream."""
+def _staged(payload: Payload, layers: range, device: torch.device) -> Payload:
+    """Some layers of a payload on the device; on a GPU, queued on the current stream."""
+    own = slice(layers.start, layers.stop)
     tensors: dict[str, Any] = {
-        name: tensor[layers].to(device, non_blocking=True)
-        for name, tensor in payload.tensors.items()
+        name: tensor[own].to(device, non_blocking=True) for name, tensor in payload.tensors.items()
     }
     return replace(payload, **tensors)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from patchkv_agents.checkpoint.extents import extents_of, moved_extents, stored_mask
 from patchkv_agents.checkpoint.offload import store_rows
+from patchkv_agents.checkpoint.shards import CacheShard
 
 from .rows import ROPE, cache_of, checkpoint_of, mask, read, scaled_payload
 
@@ -15,7 +16,7 @@ from .rows import ROPE, cache_of, checkpoint_of, mask, read, scaled_payload
 def test_rows_are_copied_into_one_payload_in_blocks_of_the_grid():
     keys, values = cache_of(100)
     rows = mask((5, 40), (64, 70), tokens=100)
-    extents = store_rows(keys, values, rows, ROPE)
+    extents = store_rows([CacheShard(0, keys, values)], rows, ROPE)
     assert [(e.position, e.stop) for e in extents] == [(5, 40), (64, 70)]
     assert extents[0].payload is extents[1].payload
     assert extents[0].payload.block_rows.tolist() == [0, 27, 35, 41]
@@ -41,7 +42,7 @@ def test_moved_extents_hold_the_same_rows_at_their_new_positions(stored, data):
     """Random subsets of random rows in random pieces and any order: two edits in a row."""
     tokens = len(stored)
     keys, values = cache_of(tokens)
-    extents = store_rows(keys, values, np.array(stored), ROPE)
+    extents = store_rows([CacheShard(0, keys, values)], np.array(stored), ROPE)
     content = read(extents, tokens)
     for _ in range(2):
         cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=4))
@@ -65,13 +66,13 @@ def test_moved_extents_hold_the_same_rows_at_their_new_positions(stored, data):
 
 def test_a_checkpoint_counts_shared_payload_once():
     keys, values = cache_of(64)
-    extents = store_rows(keys, values, mask((0, 32), tokens=64), ROPE)
+    extents = store_rows([CacheShard(0, keys, values)], mask((0, 32), tokens=64), ROPE)
     checkpoint = checkpoint_of(extents, 64)
     assert checkpoint.stored.tolist() == [True] * 32 + [False] * 32
     assert checkpoint.payload_bytes == extents[0].payload.nbytes
     split = checkpoint.stored_at(np.array([0, 1, 2, -1, 20, 21]))
     assert len(split) == 2 and split[0].payload is split[1].payload
-    rest = store_rows(keys, values, mask((32, 64), tokens=64), ROPE)
+    rest = store_rows([CacheShard(0, keys, values)], mask((32, 64), tokens=64), ROPE)
     whole = checkpoint.with_extents((*rest, *checkpoint.extents))
     assert whole.stored.all() and not checkpoint.stored.all()
     assert whole.payload_bytes == 2 * checkpoint.payload_bytes

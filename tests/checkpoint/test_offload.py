@@ -12,6 +12,7 @@ from patchkv_agents.checkpoint import offload as offload_module
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.offload import offload, store_rows
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.recovery.restore import Restoration
 from patchkv_kernels import PayloadFormat, Rope, RopeLayout, quantize_gather
 
@@ -26,7 +27,7 @@ TOKENS = 100
 def formats(monkeypatch):
     """Formats in turn by the block's place in the version, whatever the scores."""
 
-    def chosen(policy, keys, values, ranges, scores, *, tokens, rope):
+    def chosen(policy, values, ranges, scores, *, tokens):
         assert len(scores) == sum(stop - start for start, stop, _ in ranges)
         return [CYCLE[position // 32 % 3] for _, _, position in ranges]
 
@@ -45,7 +46,8 @@ def unstored(tokens=TOKENS, origins=None):
 
 
 def mixed(checkpoint, keys, values):
-    return offload(checkpoint, keys, values, rope=ROPE, precision=PrecisionPolicy())
+    shards = [CacheShard(0, keys, values)]
+    return offload(checkpoint, shards, rope=ROPE, precision=PrecisionPolicy())
 
 
 def formats_of(checkpoint):
@@ -54,13 +56,13 @@ def formats_of(checkpoint):
 
 def restored(checkpoint):
     keys, values = torch.full((2, 3, 2, len(checkpoint), 8), float("nan"))
-    Restoration(checkpoint.extents, keys, values, ROPE)
+    Restoration(checkpoint.extents, [CacheShard(0, keys, values)], ROPE)
     return keys, values
 
 
 def test_without_a_precision_policy_every_row_is_stored_bit_for_bit():
     keys, values = cache_of()
-    stored = offload(unstored(), keys, values, rope=ROPE, precision=None)
+    stored = offload(unstored(), [CacheShard(0, keys, values)], rope=ROPE, precision=None)
     assert formats_of(stored) == [(PayloadFormat.NATIVE, 0, TOKENS)]
     assert not stored.origins.any()
     again = restored(stored)
@@ -134,7 +136,7 @@ def test_rows_stored_in_haste_are_encoded_from_their_own_bits():
     """An edit moved rows of a live cache, so they were stored as they were. Their keys in the cache
     are rotated by now; the payload keeps the position at which they were written."""
     keys, values = cache_of(tokens=140)
-    hasty = store_rows(keys, values, np.arange(140) >= 70, ROPE)
+    hasty = store_rows([CacheShard(0, keys, values)], np.arange(140) >= 70, ROPE)
     source = np.where(np.arange(128) < 60, -1, np.arange(128) + 10)
     moved = replace(unstored(128), extents=unstored(140).with_extents(hasty).stored_at(source))
     keys[:, :, 60:128], values[:, :, 60:128] = float("nan"), float("nan")

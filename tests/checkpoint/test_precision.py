@@ -98,12 +98,23 @@ def test_blocks_with_large_errors_keep_8_bits():
 
 
 def test_what_is_not_finite_is_stored_in_16_bits():
-    keys, values = torch.randn(2, 2, 3, 64, 64)
+    values = torch.randn(2, 3, 64, 64)
     values[1, 1, 40, 7] = torch.inf
     ranges = [(0, 32, 0), (32, 64, 32)]
     scores = np.full(64, 1 / 64 / 100, dtype=np.float32)
-    chosen = block_formats(POLICY, keys, values, ranges, scores, tokens=64, rope=ROPE)
+    chosen = block_formats(POLICY, list(values), ranges, scores, tokens=64)
     assert chosen == [Format.K8V4, Format.F16]
+
+
+@pytest.mark.parametrize("format", [Format.F16, Format.K8V8, Format.K4V4])
+def test_a_fixed_format_is_that_of_every_block(format):
+    """Whatever attention says; 4-bit keys too, which it never chooses."""
+    values = torch.randn(2, 3, 64, 64)
+    scores = np.repeat(np.float32([0.001, 2.5]), 32)
+    ranges = [(0, 32, 0), (32, 64, 32)]
+    chosen = block_formats(PrecisionPolicy.fixed(format), list(values), ranges, scores, tokens=64)
+    assert chosen == [format, format]
+    assert block_formats(POLICY, list(values), ranges, scores, tokens=64)[1] is Format.F16
 
 
 def test_errors_are_those_of_4_bit_values():
@@ -118,12 +129,12 @@ def test_errors_are_those_of_4_bit_values():
     every = (kept - exact).norm(dim=(1, 3)) / exact.norm(dim=(1, 3))
     # 8 layers of 9, evenly spaced: all but the middle one.
     expected = every[[0, 1, 2, 3, 5, 6, 7, 8]].median(0).values
-    assert np.allclose(low_bit_errors(values, rows), expected.numpy(), rtol=1e-5)
+    assert np.allclose(low_bit_errors(list(values), rows), expected.numpy(), rtol=1e-5)
 
 
 def test_rows_of_zeros_have_no_error():
     values = torch.zeros(2, 3, 4, 64)
-    assert not low_bit_errors(values, np.arange(4)).any()
+    assert not low_bit_errors(list(values), np.arange(4)).any()
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,14 @@ def test_a_kind_that_can_be_seen_to_be_wrong_is_corrected() -> None:
         assert edit.kind is kind and not edit.corrected
 
 
+def test_an_appended_message_may_revise_the_plan_but_not_be_a_summary() -> None:
+    new = (*OLD, Message("tool", "The plan is now: go.", tool_call_id="call_9"))
+    (edit,) = reconciled([Edit.declare(EditKind.REVISE_PLAN, new=[len(OLD)])], new)
+    assert (edit.kind, edit.corrected) == (EditKind.REVISE_PLAN, False)
+    (edit,) = reconciled([Edit.declare(EditKind.SUMMARIZE, new=[len(OLD)])], new)
+    assert (edit.kind, edit.corrected) == (EditKind.APPEND, True)
+
+
 def test_a_message_that_says_something_else_was_not_deleted() -> None:
     new = changed(m6="We have no information about trains.")
     (edit,) = reconciled([Edit.declare(EditKind.DELETE, old=[6])], new)

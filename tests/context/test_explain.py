@@ -427,6 +427,15 @@ def test_declared_edits_give_their_name_and_redacted_text_is_not_shown(
     assert "KESTREL" not in repr(found)
 
 
+def test_a_plan_that_is_revised_by_an_appended_message_costs_nothing(
+    why: Callable[..., Explanation],
+) -> None:
+    new = [*base(), {"role": "tool", "tool_call_id": "call_9", "content": "The plan is now: go."}]
+    edits = infer_edits(version(base()), version(new))
+    said = [replace(edit, kind=EditKind.REVISE_PLAN, declared=True) for edit in edits]
+    assert why(base(), new, edits=said).finding.cause is Cause.NOTHING_LOST
+
+
 SHARED = {
     "01-stale-departure-board": (Cause.RESULT_REPLACED, 9),
     "03-clear-first-search": (Cause.RESULTS_CLEARED, 3),

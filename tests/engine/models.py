@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.engine.adapter import ModelAdapter, plain_call
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.engine.support import rope_of
 
@@ -137,6 +137,15 @@ def full_rows(
         torch.stack([layer.keys[0] for layer in layers]),
         torch.stack([layer.values[0] for layer in layers]),
     )
+
+
+def plain_rows(
+    model: PreTrainedModel, token_ids: NDArray[np.int64], *, shift: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`plain_call`, all layers together: `[layers, kv_heads, tokens, head_dim]`."""
+    _, rows = plain_call(model, token_ids, shift=shift)
+    keys, values = zip(*rows, strict=True)
+    return torch.stack(keys), torch.stack(values)
 
 
 def random_ids(seed: int, tokens: int, vocabulary: int = VOCABULARY) -> NDArray[np.int64]:

@@ -42,18 +42,22 @@ def test_scattered_rows_write_what_a_full_prefill_writes(model, max_rows, monkey
     monkeypatch.setattr(adapter_module, "MAX_ROWS", max_rows)
     token_ids = random_ids(2, TOKENS)
     adapter, cache = prefilled(model, token_ids)
-    keys, values = cache.keys.clone(), cache.values.clone()
+    keys, values = cache.shards[0].keys.clone(), cache.shards[0].values.clone()
     for start, stop in SCATTERED.ranges:
-        cache.keys[:, :, start:stop] = 1e3
-        cache.values[:, :, start:stop] = 1e3
+        cache.shards[0].keys[:, :, start:stop] = 1e3
+        cache.shards[0].values[:, :, start:stop] = 1e3
     logits = adapter.forward_rows(token_ids, SCATTERED, cache)
-    torch.testing.assert_close(cache.keys[:, :, :TOKENS], keys[:, :, :TOKENS], atol=1e-4, rtol=0)
     torch.testing.assert_close(
-        cache.values[:, :, :TOKENS], values[:, :, :TOKENS], atol=1e-4, rtol=0
+        cache.shards[0].keys[:, :, :TOKENS], keys[:, :, :TOKENS], atol=1e-4, rtol=0
+    )
+    torch.testing.assert_close(
+        cache.shards[0].values[:, :, :TOKENS], values[:, :, :TOKENS], atol=1e-4, rtol=0
     )
     others = torch.ones(TOKENS, dtype=torch.bool)
     others[SCATTERED.positions()] = False
-    assert torch.equal(cache.keys[:, :, :TOKENS][:, :, others], keys[:, :, :TOKENS][:, :, others])
+    assert torch.equal(
+        cache.shards[0].keys[:, :, :TOKENS][:, :, others], keys[:, :, :TOKENS][:, :, others]
+    )
     torch.testing.assert_close(logits, full_logits(model, token_ids), atol=1e-4, rtol=1e-4)
 
 
@@ -66,10 +70,10 @@ def test_no_row_sees_a_later_key(model):
     adapter, cache = prefilled(model, token_ids)
     marker = 180
     assert marker not in SCATTERED.positions()
-    cache.keys[:, :, marker] = float("nan")
-    cache.values[:, :, marker] = float("nan")
+    cache.shards[0].keys[:, :, marker] = float("nan")
+    cache.shards[0].values[:, :, marker] = float("nan")
     adapter.forward_rows(token_ids, SCATTERED, cache)
-    written = cache.values[-1]
+    written = cache.shards[0].values[-1]
     for start, stop in SCATTERED.ranges:
         marked = written[:, start:stop].isnan().any(dim=(0, 2))
         assert bool(marked.all()) == (start > marker)
@@ -80,14 +84,14 @@ def test_rows_of_one_run_are_causal_among_themselves(model):
     """Changing the last token of a run changes no row before it."""
     token_ids = random_ids(4, TOKENS)
     adapter, cache = prefilled(model, token_ids)
-    before = cache.values.clone()
+    before = cache.shards[0].values.clone()
     changed = token_ids.copy()
     changed[262] = (changed[262] + 1) % 90 + 3
     adapter.forward_rows(changed, SCATTERED, cache)
     torch.testing.assert_close(
-        cache.values[:, :, 200:262], before[:, :, 200:262], atol=1e-4, rtol=0
+        cache.shards[0].values[:, :, 200:262], before[:, :, 200:262], atol=1e-4, rtol=0
     )
-    assert not torch.allclose(cache.values[:, :, 262], before[:, :, 262], atol=1e-3)
+    assert not torch.allclose(cache.shards[0].values[:, :, 262], before[:, :, 262], atol=1e-3)
 
 
 def test_outside_the_engine_the_model_works_as_before(model):
@@ -103,7 +107,7 @@ def test_outside_the_engine_the_model_works_as_before(model):
 def test_a_cache_grows_without_losing_rows(model):
     token_ids = random_ids(6, 70)
     adapter, cache = prefilled(model, token_ids)
-    keys = cache.keys[:, :, :70].clone()
+    keys = cache.shards[0].keys[:, :, :70].clone()
     cache.reserve(1000)
     assert cache.capacity == 1000
-    assert torch.equal(cache.keys[:, :, :70], keys)
+    assert torch.equal(cache.shards[0].keys[:, :, :70], keys)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkv_agents.engine.attention import run_attention, softcapped_attention
+from patchkv_agents.engine.attention import (
+    run_attention,
+    scattered_attention,
+    softcapped_attention,
+)
 
 
 def reference(query, key, value, *, scaling, window, softcap):
@@ -46,6 +51,32 @@ def test_rows_see_what_they_should(rows, past, heads, scaling, window, softcap, 
     actual = run_attention(query, key, value, **settings)
     expected = reference(query, key, value, **settings)
     torch.testing.assert_close(actual[0].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=40)
+@given(
+    positions=st.sets(st.integers(0, 60), min_size=1, max_size=12),
+    further=st.integers(0, 5),
+    heads=st.sampled_from([(1, 1), (3, 1), (6, 3), (9, 9)]),
+    scaling=st.sampled_from([None, 0.05]),
+    window=st.sampled_from([None, 1, 2, 7, 20, 100]),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+    seed=st.integers(0, 100),
+)
+def test_scattered_rows_see_what_each_would_see_alone(
+    positions, further, heads, scaling, window, softcap, seed
+):
+    """Not the keys behind them: neither those between the rows nor those behind all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    at = np.array(sorted(positions))
+    query = torch.randn(1, heads[0], len(at), 8, generator=generator)
+    key, value = torch.randn(2, 1, heads[1], at[-1] + 1 + further, 8, generator=generator)
+    settings = {"scaling": scaling, "window": window, "softcap": softcap}
+    actual = scattered_attention(query, key, value, at, **settings)[0].double()
+    for row, position in enumerate(at):
+        seen = (rows[:, :, : position + 1] for rows in (key, value))
+        alone = reference(query[:, :, row : row + 1], *seen, **settings)
+        torch.testing.assert_close(actual[:, row : row + 1], alone, atol=1e-5, rtol=1e-4)
 
 
 def test_a_softcap_without_a_mask_is_causal():

@@ -94,13 +94,15 @@ def test_a_suffix_restored_after_a_real_move_is_what_was_stored_moved(smollm2_mo
     old = random_ids(5, 900, VOCABULARY)
     sequence = sequence_of(smollm2_model)
     sequence.resume(old, RecoveryPolicy.exact())
-    first = sequence.live_cache.keys[:, :, 500:900].clone()
+    first = sequence.live_cache.shards[0].keys[:, :, 500:900].clone()
     direct = RecoveryPolicy("direct", 0, 0.0, 1, 1)
     shorter = edited(old, [(50, 400, 3)], VOCABULARY)
     sequence.resume(shorter, direct)
-    assert not torch.allclose(sequence.live_cache.keys[:, :, 103:502], first[:, :, :399], atol=0.1)
+    assert not torch.allclose(
+        sequence.live_cache.shards[0].keys[:, :, 103:502], first[:, :, :399], atol=0.1
+    )
     longer = edited(shorter, [(50, 3, 400)], VOCABULARY)
     longer = np.concatenate([longer[:450], old[450:]])
     sequence.resume(longer, direct)
     # Back where they were, restored from the first payload: bit for bit.
-    assert torch.equal(sequence.live_cache.keys[:, :, 500:899], first[:, :, :399])
+    assert torch.equal(sequence.live_cache.shards[0].keys[:, :, 500:899], first[:, :, :399])

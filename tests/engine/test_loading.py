@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 
+from patchkv_agents.engine.embedded import find_gguf
 from patchkv_agents.engine.loading import load_model, load_tokenizer, quiet_transformers
 from patchkv_agents.errors import InputError, ModelNotFoundError, UnsupportedModelError
 
@@ -199,3 +200,44 @@ def test_unknown_dtype(dtype: str) -> None:
 def test_unknown_device(device: str) -> None:
     with pytest.raises(InputError, match="device"):
         load_model("smollm2", device=device)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device": "cpu", "device_map": "auto"},
+        {"max_memory": {"cpu": "1GiB"}},
+        {"offload_folder": "away"},
+        {"load_in_8bit": True},
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="device_map|unknown options.*quantization_config"):
+        load_model("smollm2", **options)
+
+
+# --- GGUF ---------------------------------------------------------------------------------------
+
+
+def test_file_that_is_not_gguf(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    with pytest.raises(ModelNotFoundError, match="a file, and not GGUF: give the model's folder"):
+        load_model(str(tmp_path / "model.bin"))
+
+
+def test_damaged_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF but no more than that")
+    with pytest.raises(UnsupportedModelError, match="Check that its files are whole"):
+        load_model(str(tmp_path / "model.gguf"))
+
+
+@pytest.mark.slow
+def test_gguf_file(smollm2_model, smollm2_tokenizer) -> None:
+    """The embedded model as its package has it, without our conversion."""
+    model, tokenizer = load_model(str(find_gguf()), device="cpu")
+    for name, weight in smollm2_model.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, msg=name)
+    text = "The ferry leaves at 17:40.\n\nNaïve?"
+    assert tokenizer(text)["input_ids"] == smollm2_tokenizer(text)["input_ids"]
+    assert tokenizer.chat_template

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine.adapter import plain_call
 from patchkv_agents.engine.support import support_of
 from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
 
 from .families import CONFIGS, model_of
-from .models import random_ids
+from .models import plain_rows, random_ids
 
 TOKENS, SHIFT = 97, 300
 
@@ -94,7 +93,7 @@ def moved_by_us(model, keys, values, shift):
 def test_moved_keys_are_turned_by_the_distance(name, layout, share):
     config = CONFIGS[name]()
     model = model_of(config)
-    _, keys, values = plain_call(model, random_ids(3, TOKENS))
+    keys, values = plain_rows(model, random_ids(3, TOKENS))
     radians = frequencies(config.rope_parameters, int(keys.shape[3] * share))
     expected = turned(keys.numpy(), np.full(TOKENS, SHIFT), radians, layout)
     actual = moved_by_us(model, keys, values, SHIFT)
@@ -109,7 +108,7 @@ def test_the_magnitude_of_yarn_is_applied_once(name):
     config = CONFIGS[name]()
     model = model_of(config)
     ids = random_ids(3, TOKENS)
-    _, keys, values = plain_call(model, ids)
+    keys, values = plain_rows(model, ids)
     layer = model.model.layers[0]
     with torch.inference_mode():
         hidden = layer.input_layernorm(model.model.embed_tokens(torch.from_numpy(ids)))
@@ -126,7 +125,7 @@ def test_the_magnitude_of_yarn_is_applied_once(name):
 
 def test_layers_without_rope_are_not_turned():
     model = model_of(CONFIGS["smollm3"]())
-    _, keys, values = plain_call(model, random_ids(3, TOKENS))
+    keys, values = plain_rows(model, random_ids(3, TOKENS))
     actual = moved_by_us(model, keys, values, SHIFT)
     plain = [layer for layer in range(4) if np.array_equal(actual[layer], keys[layer].numpy())]
     assert plain == [n for n, has_rope in enumerate(model.config.no_rope_layers) if not has_rope]
@@ -136,7 +135,7 @@ def test_layers_without_rope_are_not_turned():
 def test_layers_of_two_ropes_are_turned_by_their_own():
     config = CONFIGS["gemma3_text"]()
     model = model_of(config)
-    _, keys, values = plain_call(model, random_ids(3, TOKENS))
+    keys, values = plain_rows(model, random_ids(3, TOKENS))
     actual = moved_by_us(model, keys, values, SHIFT)
     scale = float(keys.square().mean().sqrt())
     for layer, kind in enumerate(config.layer_types):

@@ -45,8 +45,8 @@ def check_exact_rows(model, sequence):
     tokens = len(exact)
     keys, values = full_rows(model, sequence.token_ids)
     cache = sequence.live_cache
-    close(cache.keys[:, :, :tokens][:, :, exact], keys[:, :, exact])
-    close(cache.values[:, :, :tokens][:, :, exact], values[:, :, exact])
+    close(cache.shards[0].keys[:, :, :tokens][:, :, exact], keys[:, :, exact])
+    close(cache.shards[0].values[:, :, :tokens][:, :, exact], values[:, :, exact])
     return int(exact.sum())
 
 
@@ -75,15 +75,15 @@ def test_a_restored_row_is_the_old_state_moved(model, suspended, edits):
     new = edited(old, edits)
     sequence = sequence_of(model)
     sequence.resume(old, RecoveryPolicy.exact())
-    old_values = sequence.live_cache.values[:, :, :500].clone()
-    old_keys = sequence.live_cache.keys[:, :, :500].clone()
+    old_values = sequence.live_cache.shards[0].values[:, :, :500].clone()
+    old_keys = sequence.live_cache.shards[0].keys[:, :, :500].clone()
     if suspended:
         sequence.suspend()
     plan = sequence.resume(new, PATCH).plan
     cache = sequence.live_cache
     kept = np.flatnonzero(plan.kept)
     source = plan.source[kept]
-    assert torch.equal(cache.values[:, :, kept], old_values[:, :, source])
+    assert torch.equal(cache.shards[0].values[:, :, kept], old_values[:, :, source])
     inv_freq = model.model.rotary_emb.inv_freq.double()
     # The model's own angles, rounded to float32 as it rounds them.
     angle = (torch.from_numpy(kept).float()[:, None] * inv_freq.float()).double()
@@ -96,9 +96,9 @@ def test_a_restored_row_is_the_old_state_moved(model, suspended, edits):
         ],
         dim=-1,
     )
-    close(cache.keys[:, :, kept].double(), expected, 1e-4)
+    close(cache.shards[0].keys[:, :, kept].double(), expected, 1e-4)
     unmoved = kept[kept == source]
-    assert torch.equal(cache.keys[:, :, unmoved], old_keys[:, :, unmoved])
+    assert torch.equal(cache.shards[0].keys[:, :, unmoved], old_keys[:, :, unmoved])
 
 
 def test_suspended_and_live_recovery_agree(model):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from patchkv_agents.context import Edit, EditKind
-from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
@@ -41,22 +40,6 @@ def edited(pier="Pier 9, beyond the fuel dock"):
     messages = copy.deepcopy(MESSAGES)
     messages[2]["content"] = f"The ferry leaves from {pier}."
     return messages
-
-
-def test_greedy_generation_equals_transformers_generate(smollm2_model, smollm2_tokenizer):
-    """Token for token, on the embedded model."""
-    engine = Engine(smollm2_model, smollm2_tokenizer)
-    messages = [{"role": "user", "content": "Name the three largest oceans, largest first."}]
-    reply = engine.thread("parity").generate(messages, max_new_tokens=40)
-    prompt = smollm2_tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    expected = smollm2_model.generate(**prompt, max_new_tokens=40, do_sample=False)
-    expected = expected[0, prompt["input_ids"].shape[1] :].tolist()
-    ended = expected[-1] in engine.end_tokens
-    assert list(reply.token_ids) == (expected[:-1] if ended else expected)
-    assert reply.finish_reason == ("stop" if ended else "length")
-    assert reply.text == smollm2_tokenizer.decode(expected, skip_special_tokens=True)
 
 
 def test_an_edit_is_recovered_and_says_that_it_is_not_exact(engine, thread):
@@ -294,11 +277,11 @@ def test_forgetting_keeps_the_order_of_sampled_answers(thread):
             {"role": "assistant", "content": reply.text},
             {"role": "user", "content": "And then?"},
         ]
-    before = list(thread._replies)
+    before = list(thread._state.replies)
     forget = Edit.declare(EditKind.REDACT, old=(2,), new=(2,), forget=True)
     messages[2]["content"] = "[removed]"
     thread.generate(messages, edits=[forget], max_new_tokens=2)
-    assert list(thread._replies)[:-1] == before
+    assert list(thread._state.replies)[:-1] == before
 
 
 def test_a_fork_forgets_what_the_other_is_told_to_forget(engine, thread):

@@ -134,7 +134,7 @@ def mixed(monkeypatch):
     """A policy that stores blocks in all formats, by their place."""
     cycle = [PayloadFormat.K8V8, PayloadFormat.K8V4, PayloadFormat.F16]
 
-    def chosen(policy, keys, values, ranges, scores, *, tokens, rope):
+    def chosen(policy, values, ranges, scores, *, tokens):
         return [cycle[position // 32 % 3] for _, _, position in ranges]
 
     monkeypatch.setattr(offload_module, "block_formats", chosen)

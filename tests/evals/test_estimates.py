@@ -6,6 +6,7 @@ import pytest
 from patchkv_evals.errors import DataError
 from patchkv_evals.estimates import (
     bootstrap,
+    bootstrap_mean,
     paired_difference,
     paired_ratio,
     quantiles,
@@ -60,6 +61,25 @@ def test_ratio_of_medians() -> None:
     assert found.estimate == 3.5
     assert found.low <= 3.5 <= found.high
     assert paired_ratio([2.0, 3.0], [4.0, 6.0]).low == 2.0
+
+
+def ratio_of_medians(pairs: np.ndarray) -> float:
+    return float(np.median(pairs[:, 1]) / np.median(pairs[:, 0]))
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 9, (3, 3, 3), (1, 4, 2, 2), (9,)])
+def test_resamples_taken_all_at_once_are_those_taken_one_by_one(sizes: tuple[int, ...]) -> None:
+    """Even and odd sizes, equal figures among them, groups of one size and of several."""
+    groups = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    pairs = np.random.default_rng(3).integers(1, 9, size=(9, 2)).astype(float)
+    own, others = pairs.T.tolist()
+    for grouping in (groups, None) if max(sizes) == 1 else (groups,):
+        one_by_one = bootstrap(own, mean, groups=grouping)
+        at_once = bootstrap_mean(own, groups=grouping)
+        assert (at_once.low, at_once.high) == pytest.approx((one_by_one.low, one_by_one.high))
+        one_by_one = bootstrap(pairs, ratio_of_medians, groups=grouping)
+        at_once = paired_ratio(own, others, groups=grouping)
+        assert (at_once.low, at_once.high) == (one_by_one.low, one_by_one.high)
 
 
 def test_summary_has_the_fields_of_the_results_file() -> None:

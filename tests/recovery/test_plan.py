@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from patchkv_agents.alignment import Alignment, Hunk, Run, align
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import ranges_of
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, plan_recovery
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Selection, plan_recovery
 
 # Old: 10 prefix, 4 replaced, 86 suffix. New: 10 prefix, 7 new, 86 suffix (103 tokens).
 ONE_EDIT = Alignment(
@@ -221,3 +221,80 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
 def test_a_policy_out_of_range_is_refused(wrong):
     with pytest.raises(InputError, match="use|needed|choose"):
         policy(**wrong)
+
+
+def test_a_tail_of_one_token_is_not_grown_to_a_block():
+    assert layout(plan(policy=policy(tail_tokens=1)))[-2:] == [
+        ("RESTORED", 28, 102),
+        ("TAIL", 102, 103),
+    ]
+
+
+def scores_at(*old):
+    scores = np.zeros(100, np.float32)
+    scores[list(old)] = np.arange(len(old), 0, -1)
+    return scores
+
+
+def test_published_selection_takes_tokens_and_then_rounds_them():
+    """4 % of 86 tokens are 4: those at old 40, 60, 80 and 86 are new 43, 63, 83 and 89, each in a
+    block of its own. By blocks there would be ceil(86 * 0.04 / 4) = 1."""
+    scores = scores_at(40, 60, 80, 86, 90)
+    published = policy(attention_fraction=0.04, selection=Selection.TOKENS)
+    found = plan(policy=published, scores=scores)
+    assert ranges_of(found.labels == RowLabel.ATTENTION) == (
+        (40, 44),
+        (60, 64),
+        (80, 84),
+        (88, 92),
+    )
+    found = plan(policy=policy(attention_fraction=0.04), scores=scores)
+    assert ranges_of(found.labels == RowLabel.ATTENTION) == ((40, 44),)
+
+
+def test_published_selection_leaves_out_tokens_without_a_score_and_those_computed_anyway():
+    """Old 15 lies in the window, 99 in the tail."""
+    published = policy(attention_fraction=0.1, selection=Selection.TOKENS)
+    found = plan(policy=published, scores=scores_at(15, 99, 50))
+    assert ranges_of(found.labels == RowLabel.ATTENTION) == ((52, 56),)
+
+
+TWO_EDITS = Alignment(
+    tokens_old=400,
+    tokens_new=403,
+    runs=(Run(0, 0, 50), Run(54, 57, 143), Run(210, 213, 190)),
+    hunks=(Hunk(50, 54, 50, 57), Hunk(197, 210, 200, 213)),
+)
+
+
+@given(
+    window=st.integers(0, 60),
+    tail=st.integers(1, 40),
+    fraction=st.floats(0, 0.2),
+    block=st.sampled_from([1, 4, 32]),
+    alignment=st.sampled_from([ONE_EDIT, TWO_EDITS]),
+    seed=st.integers(0, 10),
+)
+def test_a_contiguous_window_has_the_budget_of_the_default(
+    window, tail, fraction, block, alignment, seed
+):
+    """To the block, and with the nearest rows behind the edits: none nearer is restored."""
+    changes = {
+        "window_tokens": window,
+        "tail_tokens": tail,
+        "attention_fraction": fraction,
+        "block_size": block,
+    }
+    scores = np.random.default_rng(seed).random(alignment.tokens_old).astype(np.float32)
+    default = plan(alignment, policy(**changes), scores=scores)
+    found = plan(alignment, policy(**changes, selection=Selection.CONTIGUOUS), scores=scores)
+    assert not (found.labels == RowLabel.ATTENTION).any()
+    assert 0 <= len(found.rows) - len(default.rows) <= block
+    assert found.count(RowLabel.TAIL) <= 1
+    suffix, nearest = found.suffix, {True: [], False: []}
+    for start in range(0, alignment.tokens_new, block):
+        own = start + np.flatnonzero(suffix[start : start + block])
+        if len(own):
+            distances = [p - h.new_stop for p in own for h in alignment.hunks if p >= h.new_stop]
+            nearest[bool((found.labels[own] == RowLabel.WINDOW).all())].append(min(distances))
+    assert max(nearest[True], default=0) <= min(nearest[False], default=10**6)

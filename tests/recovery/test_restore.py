@@ -8,6 +8,7 @@ import torch
 
 from patchkv_agents.checkpoint.extents import moved_extents
 from patchkv_agents.checkpoint.offload import store_rows
+from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.recovery import restore
 from patchkv_agents.recovery.restore import Restoration
 from patchkv_kernels import Rope, RopeLayout
@@ -19,8 +20,8 @@ ROPE = Rope(np.array([1.0, 0.3, 0.01], dtype=np.float32), RopeLayout.HALF_SPLIT)
 def stored():
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, LAYERS, 2, TOKENS, 8, generator=generator)
-    first = store_rows(keys, values, np.arange(TOKENS) < 40, ROPE)
-    second = store_rows(keys, values, np.arange(TOKENS) >= 40, ROPE)
+    first = store_rows([CacheShard(0, keys, values)], np.arange(TOKENS) < 40, ROPE)
+    second = store_rows([CacheShard(0, keys, values)], np.arange(TOKENS) >= 40, ROPE)
     return keys, values, (*first, *second)
 
 
@@ -40,8 +41,7 @@ def test_all_and_only_the_wanted_rows_are_written(arriving, monkeypatch):
     waited: list[int] = []
     restoration = Restoration(
         moved_extents(extents, source),
-        new_keys,
-        new_values,
+        [CacheShard(0, new_keys, new_values)],
         ROPE,
         waited.append if arriving else None,
     )
@@ -68,6 +68,6 @@ def test_payload_bytes_count_each_block_that_is_touched_once():
     cache = poisoned()
     source = np.full(130, -1)
     source[[3, 5, 70]] = [3, 5, 70]  # rows 70 and 96 would be in blocks [64, 96) and [96, 97)
-    restoration = Restoration(moved_extents(extents, source), *cache, ROPE)
+    restoration = Restoration(moved_extents(extents, source), [CacheShard(0, *cache)], ROPE)
     row = 2 * LAYERS * 2 * 8 * 4
     assert restoration.payload_bytes == (32 + 32) * row

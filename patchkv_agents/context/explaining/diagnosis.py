@@ -26,6 +26,7 @@ from patchkv_agents.context.messages import Message
 
 _SYSTEM_ROLES = ("system", "developer")
 _TOOL_ROLES = ("tool", "function")
+_APPENDED = (EditKind.APPEND, EditKind.REFRESH_EVIDENCE, EditKind.REVISE_PLAN)
 _PLACEHOLDER = re.compile(
     r"^[\[(<{].*[\])>}]$|\b(clear|remov|omit|elided|truncat|prun|compact|evict|dropped|expired)",
     re.IGNORECASE | re.DOTALL,
@@ -102,7 +103,7 @@ class _Diagnosis:
         if not olds and not news:
             return Finding(Cause.NOTHING_LOST, "declared, but nothing answers to it", edit)
         # Declared kinds are the caller's words: what the edit is depends on what it touches.
-        if edit.kind is EditKind.APPEND and not olds and news[0] >= self._kept_stop:
+        if edit.kind in _APPENDED and not olds and news[0] >= self._kept_stop:
             return Finding(Cause.NOTHING_LOST, "appended", edit)
         if edit.kind is EditKind.MOVE and olds and news:
             return Finding(Cause.TEXT_MOVED, self._what_moved(edit), edit)

@@ -71,6 +71,11 @@ def carried(
     return replace(said, old_indices=tuple(kept), message_ids=(), tool_call_ids=())
 
 
+def is_possible(kind: EditKind, found: Edit) -> bool:
+    """Whether what was found may have been meant as `kind`."""
+    return kind in may_be(found.kind) or (kind in _INTENTS and bool(found.old_indices))
+
+
 def reconcile(declared: Iterable[Edit], inferred: Iterable[Edit]) -> list[Edit]:
     """The edits that were found, under the names of their declarations.
 
@@ -165,8 +170,7 @@ def _same_swap(said: Edit, found: Sequence[Edit]) -> bool:
 
 def _named(found: Edit, says: Sequence[Edit], *, exact: bool) -> Edit:
     said = says[0]
-    is_intent = said.kind in _INTENTS and bool(found.old_indices)
-    believed = is_intent or said.kind in may_be(found.kind)
+    believed = is_possible(said.kind, found)
     partial = found.partial or any(each.partial for each in says)
     if said.kind in _PARTIAL and found.kind is EditKind.OTHER and not partial:
         believed = False  # the message is still there, and none of its text

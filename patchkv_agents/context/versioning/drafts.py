@@ -162,7 +162,7 @@ def recognized(
 
     Only dicts of nothing but text are looked at; about these there is no doubt.
     """
-    if not isinstance(messages, list | tuple):
+    if not isinstance(messages, list | tuple) or all(type(m) is Message for m in messages):
         return messages
     plain = {(message.role, *_plain(message)): message for message in known if _is_plain(message)}
     result: list[Mapping[str, Any] | Message] = []

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_evals import formats_bench
-from patchkv_evals.format_candidates import KEYS, VALUES
+from patchkv_agents.engine import Engine
+from patchkv_agents.errors import InputError
+from patchkv_evals.benchmarks.format_candidates import KEYS, VALUES
+from patchkv_evals.benchmarks.formats import FormatsConfig, formats
 from patchkv_kernels import PayloadFormat, Rope, RopeLayout, dequantize_scatter, quantize_gather
 
 SENTENCES = (
@@ -44,28 +46,33 @@ def data(tmp_path):
     return file
 
 
-def test_the_benchmark_orders_formats_by_bytes_and_by_kl(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(formats_bench, "RESTORED_ROWS", 256)
-    figures = tmp_path / "figures.json"
-    arguments = ["--data", str(data), "--candidates", "1", "--rounds", "1", "--json", str(figures)]
-    monkeypatch.setattr("sys.argv", ["formats_bench", *arguments])
-    formats_bench.main()
+def test_the_benchmark_orders_formats_by_bytes_and_by_kl(data, smollm2_model, smollm2_tokenizer):
+    engine = Engine(smollm2_model, smollm2_tokenizer)
+    config = FormatsConfig(str(data), "hotpotqa", limit=2, candidates=1)
+    steps: list[str] = []
+    result = formats(engine, config, steps.append)
 
-    document = json.loads(figures.read_text())
-    mixes = {mix["name"]: mix for mix in document["mixes"]}
+    mixes = {point["name"]: point for point in result.points if point["kind"] == "mix"}
     order = ["all f16", "all k8v8", "all k8v4", "all k4v4"]
     ratios = [mixes[name]["payload_ratio"] for name in order]
-    kls = [np.mean(mixes[name]["kl"]) for name in order]
+    kls = [mixes[name]["kl_mean"] for name in order]
     assert ratios == sorted(ratios, reverse=True) and kls == sorted(kls)
     assert kls[0] < 1e-5 and all(kl > -1e-9 for kl in kls)
     default = mixes["default"]
     assert ratios[2] < default["payload_ratio"] < ratios[0]
-    assert np.mean(default["kl"]) < kls[2]
+    assert default["kl_mean"] < kls[2]
     assert sum(default["shares"].values()) == pytest.approx(1.0)
-    assert set(document["restore_ms"]) == {"f16", "k8v8", "k8v4", "mix"}
-    printed = capsys.readouterr().out
-    for name in [*order, *(candidate.name for candidate in KEYS + VALUES)]:
-        assert name in printed
+    assert default["contexts"] == len(default["kl"]) == 2
+    assert default["kl_mean"] == pytest.approx(np.mean(default["kl"]))
+    candidates = [point for point in result.points if point["kind"] == "candidate"]
+    assert [point["name"] for point in candidates] == [c.name for c in KEYS + VALUES]
+    assert {point["of"] for point in candidates} == {"keys", "values"}
+    assert "left" in steps[-1]
+
+
+def test_rows_of_another_data_set_and_lone_options_are_refused(data, smollm2_tokenizer):
+    with pytest.raises(InputError, match="--data and --dataset"):
+        FormatsConfig(data="rows.jsonl")
 
 
 def test_candidates_marked_as_used_are_what_is_stored():

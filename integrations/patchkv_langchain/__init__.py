@@ -1,0 +1,58 @@
+"""PatchKV for LangChain: a chat model, and middleware for agents.
+
+The public names are imported at first use. The chat model needs `langchain-core` only; the
+middleware needs LangChain itself, which the extra `langchain` installs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patchkv_langchain.batching import EditBatching, FreedTokens
+    from patchkv_langchain.chat import ChatPatchKV
+    from patchkv_langchain.middleware import PatchKVMiddleware
+    from patchkv_langchain.records import declared_edits, tracked
+    from patchkv_langchain.testing import ScriptedChatPatchKV
+
+__all__ = [
+    "ChatPatchKV",
+    "EditBatching",
+    "FreedTokens",
+    "PatchKVMiddleware",
+    "ScriptedChatPatchKV",
+    "declared_edits",
+    "tracked",
+]
+
+_MODULE_OF = {
+    "ChatPatchKV": "patchkv_langchain.chat",
+    "EditBatching": "patchkv_langchain.batching",
+    "FreedTokens": "patchkv_langchain.batching",
+    "PatchKVMiddleware": "patchkv_langchain.middleware",
+    "ScriptedChatPatchKV": "patchkv_langchain.testing",
+    "declared_edits": "patchkv_langchain.records",
+    "tracked": "patchkv_langchain.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "langchain" and not str(error.name).startswith("langchain."):
+            raise
+        raise ImportError(
+            f"{name} needs LangChain, which is not installed: pip install "
+            "'patchkv-agents[langchain]'",
+            name=error.name,
+        ) from error
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,396 @@
+"""A LangChain chat model over the engine, whose context may be edited at any place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    ensure_config,
+)
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import Field, PrivateAttr, field_validator
+from typing_extensions import override
+
+from patchkv_agents.context import Message, from_langchain, parse_tools
+from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
+from patchkv_agents.errors import InputError
+from patchkv_langchain.chat_answers import Answered, ChunkMaker
+from patchkv_langchain.chat_async import iterate_in_thread
+from patchkv_langchain.chat_engines import (
+    EnginesByName,
+    context_tokens,
+    policy_of,
+    shared_engine,
+)
+from patchkv_langchain.chat_requests import (
+    beginning,
+    shown_messages,
+    structured,
+    tool_choice_of,
+)
+from patchkv_langchain.chat_threads import Conversation, chat_threads
+from patchkv_langchain.notes import served_by
+from patchkv_langchain.records import declared_edits
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+
+    from patchkv_agents.engine import Engine, Thread
+    from patchkv_agents.engine.reply import Reply, StreamChunk
+
+_config: ContextVar[RunnableConfig | None] = ContextVar("patchkv_chat_config", default=None)
+"""Of the call under way. LangChain does not pass all of it on to `_generate` and `_stream`."""
+
+_SAMPLING = {"temperature", "top_p", "top_k", "seed"}
+_MORE_SAMPLING = {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+_CALL_OPTIONS = frozenset(
+    {"tools", "tool_choice", "response_format", "model", "max_tokens", "policy", "thread"}
+    | {"template_args", "stream"}
+    | _SAMPLING
+    | _MORE_SAMPLING
+)
+
+
+class ChatPatchKV(BaseChatModel):
+    """Answers by a local model; of an edited context, only what the edit made wrong is computed.
+
+    Weights are loaded at the first call, and shared between chat models of the same settings.
+
+    The KV state belongs to a conversation: LangChain's `configurable.thread_id`, and within that
+    each subagent, summariser, set of tools and arguments of the chat template has its own. Calls of
+    one conversation take turns. Without a thread id, conversations are told apart by how they begin
+    (up to the first message of a user); give one where that may be edited.
+
+    `response_metadata["recovery"]` is the report of the resume (see `RecoveryReport`), and
+    `usage_metadata["input_token_details"]` says of the prompt's tokens how many were reused exactly
+    (`cache_read`), restored (`recovered`) and recomputed; the rest is new.
+
+    Sampling, policy, thread, template arguments and the model's name can also be given with a call,
+    as in `model.invoke(..., seed=1)`, and the penalties of `SamplingParams` only there.
+
+    Args:
+        model: `smollm2` (the embedded model), a local folder or a Transformers model id. With
+            `engine`, only what the model is called.
+        engine: to use in place of one that is loaded.
+        model_kwargs: further arguments of `Engine.from_pretrained`, such as `dtype` or `store`.
+        policy: how edited contexts are recovered: `exact`, `default`, the name of a method or a
+            `RecoveryPolicy`; the engine's own if left out, which is exact unless it was told
+            otherwise.
+        thread: id of the conversation, in place of LangChain's.
+        temperature, top_p, top_k, seed: see `SamplingParams`; greedy by default.
+        max_tokens: most tokens to generate.
+        stop: strings that end the answer.
+        template_args: arguments of the chat template, such as `{"enable_thinking": False}`.
+        answer_style: how the model writes calls of tools (see `AnswerStyle`); found from the chat
+            template if left out.
+    """
+
+    model: str = "smollm2"
+    engine: Any = Field(default=None, exclude=True)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    policy: Any = None
+    thread: str | None = None
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    seed: int | None = None
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    answer_style: str | None = None
+    streaming: bool = False
+
+    model_config = {"populate_by_name": True, "arbitrary_types_allowed": True}
+
+    _engines: EnginesByName = PrivateAttr(default_factory=EnginesByName)
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, policy: Any) -> Any:
+        if policy is not None and not isinstance(policy, str):
+            from patchkv_agents.recovery import RecoveryPolicy  # loads torch, as its maker did
+
+            if not isinstance(policy, RecoveryPolicy):
+                raise ValueError("policy must be None, a name or a RecoveryPolicy")
+        return policy
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "patchkv"
+
+    @property
+    @override
+    def _identifying_params(self) -> Mapping[str, Any]:
+        shown = self.model_dump(include={"model", "temperature", "max_tokens", "top_p", "top_k"})
+        policy = getattr(self.policy, "name", self.policy)
+        return {**shown, "stop": self.stop, "seed": self.seed, "policy": policy}
+
+    @override
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        limit = context_tokens(self.model) if self.engine is None else self.engine.max_tokens
+        profile = ModelProfile(
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            text_outputs=True,
+            tool_calling=True,
+        )
+        if limit is not None:  # with room for the answer
+            profile["max_input_tokens"] = max(1, limit - self.max_tokens)
+        return profile
+
+    def load(self, model: str | None = None) -> Engine:
+        """The engine, loaded if it is not yet. Other models than the own one are loaded by name.
+
+        Raises:
+            ModelNotFoundError, UnsupportedModelError: see `Engine.from_pretrained`.
+        """
+        name = model or self.model
+        if self.engine is not None and name == self.model:
+            engine: Engine = self.engine
+            return engine
+        if name not in self._engines:
+            self._engines[name] = shared_engine(name, self.model_kwargs)
+        return self._engines[name]
+
+    # LangChain's entry points, which note the configuration of the call.
+
+    @override
+    def invoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        with _calling(config):
+            return super().invoke(input, config, **kwargs)
+
+    @override
+    async def ainvoke(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AIMessage:
+        with _calling(config):
+            return await super().ainvoke(input, config, **kwargs)
+
+    @override
+    def stream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[AIMessageChunk]:
+        with closing(super().stream(input, config, **kwargs)) as chunks:  # type: ignore[type-var]
+            while True:
+                with _calling(config):  # not while the caller has a chunk
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+
+    @override
+    async def astream(
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[AIMessageChunk]:
+        chunks = super().astream(input, config, **kwargs)
+        try:
+            while True:
+                with _calling(config):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    return
+                yield chunk
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with closing(self._answer(messages, stop, kwargs)) as pieces:
+            answered = [piece for piece in pieces if isinstance(piece, Answered)]
+        return answered[-1].told().result()
+
+    @override
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        pieces = iterate_in_thread(self._answer(messages, stop, kwargs))
+        answered = [piece async for piece in pieces if isinstance(piece, Answered)]
+        return (await answered[-1].atold()).result()
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        make = ChunkMaker()
+        with closing(self._answer(messages, stop, kwargs)) as pieces:
+            for piece in pieces:
+                yield make(piece.told() if isinstance(piece, Answered) else piece)
+
+    @override
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        make = ChunkMaker()
+        pieces = iterate_in_thread(self._answer(messages, stop, kwargs))
+        try:
+            async for piece in pieces:
+                yield make(await piece.atold() if isinstance(piece, Answered) else piece)
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    def _answer(
+        self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, options: dict[str, Any]
+    ) -> Generator[AnswerPiece | Answered, None, None]:
+        """Answer: pieces, then the whole. All that a call does but LangChain's forms."""
+        if unknown := sorted(options.keys() - _CALL_OPTIONS):
+            raise InputError(f"unknown arguments {unknown}: a call takes {sorted(_CALL_OPTIONS)}")
+        config = _config.get() or ensure_config()
+        engine = self.load(options.get("model"))
+        given = shown_messages(messages, options.get("response_format"))
+        shown = from_langchain(given, keep="shown")
+        tools = parse_tools(options.get("tools"))
+        template_args = {**self.template_args, **(options.get("template_args") or {})}
+        style = AnswerStyle.of(engine.tokenizer, self.answer_style)
+        choice = options.get("tool_choice") or "auto"
+        parser = style.parser(
+            () if choice == "none" else tools, template_args=template_args, salt=_salt(shown)
+        )
+        conversation = Conversation.of(
+            shown,
+            thread=options.get("thread") or self.thread,
+            config=config,
+            tools=tools,
+            template_args=template_args,
+        )
+        begin = beginning(style, tools, choice, options.get("response_format"))
+        sampling = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
+        sampling |= {name: options[name] for name in _MORE_SAMPLING & options.keys()}
+        with chat_threads(engine).turn(conversation) as thread:
+            served_by(thread)
+            head = thread.history.head
+            chunks = self._replies(
+                thread,
+                shown,
+                tools=tools,
+                template_args=template_args,
+                edits=declared_edits(head.messages if head else (), given, shown=shown),
+                policy=policy_of(options.get("policy", self.policy)),
+                max_new_tokens=options.get("max_tokens") or self.max_tokens,
+                stop=tuple(self.stop or () if stop is None else stop),
+                begin=engine.tokenizer.encode(begin, add_special_tokens=False) if begin else (),
+                keep_special=style.markers,
+                **sampling,
+            )
+            reply: Reply | None = None
+            with closing(chunks):
+                for chunk in chunks:
+                    yield from parser.feed(chunk.text)
+                    reply = chunk.reply
+            yield from parser.finish()
+            if reply is None:
+                raise RuntimeError("the stream ended without a reply")
+            is_new = head is None or head.id != reply.version_id  # not asked again, as in a retry
+            edits = thread.history.get(reply.version_id).edits if is_new else ()
+        yield Answered(parser.answer, reply, edits, options.get("model") or self.model)
+
+    def _replies(
+        self, thread: Thread, messages: Sequence[Message], **options: Any
+    ) -> Generator[StreamChunk, None, None]:
+        """Let the engine answer. What answers in another way overrides this.
+
+        Args:
+            thread: of the conversation; this call has its turn.
+            messages: of the context.
+            options: the other arguments of `Thread.stream`.
+        """
+        yield from thread.stream(messages, **options)
+
+    @override
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Show tools to the model.
+
+        Args:
+            tools: in any form that LangChain knows.
+            tool_choice: `"auto"`; `"none"`, which shows the tools and takes nothing for a call;
+                `"any"` (or `"required"`, or True) or a tool's name, for which the answer is made to
+                begin as a call does. That the arguments fit the schema is up to the model.
+            strict: goes into the schemas.
+            kwargs: further arguments of calls.
+
+        Raises:
+            InputError: there is no tool of the name.
+        """
+        schemas = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        choice = tool_choice_of(tool_choice, [schema["function"]["name"] for schema in schemas])
+        return self.bind(tools=schemas, tool_choice=choice, **kwargs)
+
+    @override
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: Literal["function_calling", "json_schema", "json_mode"] = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answers as values.
+
+        Args:
+            schema: a Pydantic class, a `TypedDict`, or a JSON schema.
+            include_raw: see LangChain.
+            method: `"function_calling"` makes the answer begin as a call; `"json_schema"` shows the
+                schema behind the last message and makes the answer begin with `{`; `"json_mode"`
+                does only the latter. Whether the answer fits is up to the model.
+            strict: goes into the schema that is shown; not for `"function_calling"`.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        if kwargs:
+            raise ValueError(f"unknown arguments {sorted(kwargs)}: use include_raw, method, strict")
+        return structured(self.bind, schema, method=method, strict=strict, include_raw=include_raw)
+
+
+@contextmanager
+def _calling(config: RunnableConfig | None) -> Iterator[None]:
+    token = _config.set(ensure_config(config))
+    try:
+        yield
+    finally:
+        _config.reset(token)
+
+
+def _salt(messages: Sequence[Message]) -> str:
+    """What tells one answer's calls from those of another: the context that was answered."""
+    hashes = "".join(message.content_hash for message in messages)
+    return blake2b(hashes.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,93 @@
+"""Marks on messages that tell which edit put them in the place of others.
+
+A mark travels in `response_metadata`, which no model is shown and no hash covers, so that whoever
+sees the messages next can declare the edit: a tracked node, or a chat model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, cast
+
+from langchain_core.messages import BaseMessage
+
+from patchkv_agents.context import Edit, EditKind
+
+FIELD = "patchkv_edit"
+"""The field of `response_metadata` that holds the mark."""
+
+AnyMessageT = TypeVar("AnyMessageT", bound=BaseMessage)
+
+
+@dataclass(frozen=True, slots=True)
+class EditMark:
+    """Says by whom and how a message came to its present content.
+
+    Attributes:
+        kind: what was done.
+        author: the tool or node that did it.
+        key: tells this edit from others of the same message, such as the id of the tool call.
+    """
+
+    kind: EditKind
+    author: str | None = None
+    key: str | None = None
+
+
+def edit_kind(kind: EditKind | str) -> EditKind:
+    """The kind of this name.
+
+    Raises:
+        ContextError: there is none.
+    """
+    return Edit.declare(cast(EditKind, kind)).kind
+
+
+def marked(message: AnyMessageT, mark: EditMark) -> AnyMessageT:
+    """A copy of the message with the mark."""
+    metadata = {**message.response_metadata, FIELD: {**asdict(mark), "kind": str(mark.kind)}}
+    return message.model_copy(update={"response_metadata": metadata})
+
+
+def mark_of(message: BaseMessage) -> EditMark | None:
+    """The mark of a message; None if it has none that can be read."""
+    found: Any = message.response_metadata.get(FIELD)
+    if not isinstance(found, dict):
+        return None
+    try:
+        return EditMark(EditKind(found["kind"]), found.get("author"), found.get("key"))
+    except (KeyError, ValueError):  # of another release, or written by hand
+        return None
+
+
+def marked_edits(
+    before: Sequence[BaseMessage], after: Sequence[BaseMessage], *, author: str | None = None
+) -> tuple[Edit, ...]:
+    """Declared edits for the marks in `after` on messages that `before` had otherwise.
+
+    Messages are told by their ids. One whose mark `before` had already is no new edit.
+
+    Args:
+        before: the old messages.
+        after: the new messages.
+        author: given to edits whose mark names none.
+    """
+    old = {message.id: message for message in before if message.id is not None}
+    edits = []
+    for message in after:
+        mark = mark_of(message)
+        if mark is None or message.id is None or message.id not in old:
+            continue
+        earlier = old[message.id]
+        if mark == mark_of(earlier) or message.content == earlier.content:
+            continue
+        edits.append(
+            Edit.declare(
+                mark.kind,
+                message_ids=(message.id,),
+                author=mark.author or author,
+                idempotency_key=f"{message.id}:{mark.key}" if mark.key else None,
+            )
+        )
+    return tuple(edits)

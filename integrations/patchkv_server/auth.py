@@ -1,0 +1,106 @@
+"""API keys, and whose they are."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from patchkv_agents.errors import InputError
+from patchkv_server.errors import ApiError
+
+LOCAL = "local"
+"""The tenant of requests without key and user."""
+
+
+class ApiKeys:
+    """The keys that a server accepts. Without any, every request is accepted.
+
+    Args:
+        keys: `key`, or `name:key`; keys of one name are one tenant's.
+
+    Raises:
+        InputError: a key is empty, too short to be one, or given twice.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._tenants: dict[bytes, str] = {}
+        for line in keys:
+            name, _, key = line.strip().rpartition(":")
+            if len(key) < 8:
+                raise InputError("an API key has fewer than 8 characters: choose a longer one")
+            if key.encode() in self._tenants:
+                raise InputError("an API key is given twice: each needs a key of its own")
+            digest = blake2b(key.encode(), digest_size=6).hexdigest()
+            self._tenants[key.encode()] = name or f"key-{digest}"
+
+    @classmethod
+    def read(cls, keys: Iterable[str], file: Path | None) -> ApiKeys:
+        """Keys given directly, and those of a file: one a line, `#` begins a comment.
+
+        Raises:
+            InputError: the file cannot be read or has no keys; or see `ApiKeys`.
+        """
+        lines = list(keys)
+        if file is not None:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"the file of API keys cannot be read: {error}") from None
+            found = [line.strip() for line in text.splitlines()]
+            found = [line for line in found if line and not line.startswith("#")]
+            if not found:
+                raise InputError(f"{file} has no API keys: write one a line")
+            lines += found
+        return cls(lines)
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, headers: Mapping[str, str], user: str | None = None) -> str:
+        """Whose request this is.
+
+        Args:
+            headers: of the request, with lower-case names.
+            user: who the client says it is; counts only where there are no keys.
+
+        Raises:
+            ApiError: 401, the key is missing or wrong; 403, the request was made to another
+                host name than this machine's own, as by a web page that stands for it.
+        """
+        if not self._tenants:
+            if not is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or ""):
+                raise ApiError(
+                    403,
+                    "without API keys only requests to localhost are answered: start the server "
+                    "with --api-key",
+                    code="host_not_allowed",
+                )
+            return f"user-{user}" if user else LOCAL
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+        found = None
+        for known, tenant in self._tenants.items():  # all of them, so that time tells nothing
+            if hmac.compare_digest(known, given):
+                found = tenant
+        if found is None:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,235 @@
+"""`/v1/chat/completions`: one request from its arrival to the end of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from patchkv_agents.errors import PatchKVError
+from patchkv_server.answers import Answered, Completion, Piece
+from patchkv_server.auth import ApiKeys
+from patchkv_server.errors import ApiError, api_error
+from patchkv_server.requests import ChatRequest, read_json, read_request, user_of
+from patchkv_server.service import Event, Ready, Service, Ticket, log_failure
+
+THREAD_HEADER = "x-patchkv-thread"
+_CLIENT_GONE = 499  # nobody reads it; in metrics and logs
+
+
+class Completions:
+    """Answers chat requests.
+
+    Args:
+        service: that has the engine.
+        keys: that are accepted.
+        models: names of the model; the first is shown to clients.
+    """
+
+    def __init__(self, service: Service, keys: ApiKeys, models: Sequence[str]) -> None:
+        self._service = service
+        self._keys = keys
+        self._models = models
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises:
+            ApiError: it cannot be answered.
+        """
+        try:
+            asked = await self._read(request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        ticket = self._service.submit(asked)
+        answering = _Answering(self._service, ticket, request)
+        try:
+            ready = await answering.event()
+            while not isinstance(ready, Ready | BaseException):
+                ready = await answering.event()
+            if isinstance(ready, Ready) and asked.stream:
+                answering.watch_no_longer()  # Starlette does so while it streams
+                return _Stream(
+                    answering, self._stream(answering, asked), thread=_header(ready.thread)
+                )
+            return await self._whole(answering, asked)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        finally:
+            if not asked.stream or answering.is_watching:
+                answering.end()
+
+    async def _read(self, request: Request) -> ChatRequest:
+        self._keys.tenant(request.headers)  # before anything is read for somebody unknown
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # Web pages may send other types to this machine without asking first.
+            raise ApiError(415, "send JSON, with the header Content-Type: application/json")
+        body = await _body(request, self._service.settings.max_body_bytes)
+        return await asyncio.to_thread(self._parse, body, request.headers)
+
+    def _parse(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+        fields = read_json(body)
+        try:
+            return read_request(
+                fields,
+                tenant=self._keys.tenant(headers, user_of(fields)),
+                thread=headers.get(THREAD_HEADER),
+                models=self._models,
+                max_tokens=self._service.settings.max_tokens,
+            )
+        except PatchKVError as error:
+            raise api_error(error) from None
+
+    def _completion(self, asked: ChatRequest) -> Completion:
+        return Completion(
+            self._models[0],
+            self._service.engine.tokenizer,
+            with_logprobs=asked.sampling.get("logprobs") is not None,
+            one_call=asked.one_call,
+        )
+
+    async def _whole(self, answering: _Answering, asked: ChatRequest) -> Response:
+        while not isinstance(event := await answering.event(), Answered):
+            pass
+        return JSONResponse(
+            self._completion(asked).whole(event), headers={THREAD_HEADER: _header(event.thread)}
+        )
+
+    async def _stream(self, answering: _Answering, asked: ChatRequest) -> AsyncIterator[bytes]:
+        completion = self._completion(asked)
+        try:
+            yield _line(completion.first_chunk())
+            while True:
+                event = await answering.event(within=self._service.settings.keep_alive_s)
+                if event is None:
+                    yield b": still there\n\n"
+                elif isinstance(event, Piece):
+                    for chunk in completion.chunks(event):
+                        yield _line(chunk)
+                elif isinstance(event, Answered):
+                    for chunk in completion.last_chunks(event, include_usage=asked.include_usage):
+                        yield _line(chunk)
+                    yield b"data: [DONE]\n\n"
+                    return
+        except ApiError as error:
+            yield _line(error.body())
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events. However it ends, the request is given up if it is not done."""
+
+    def __init__(self, answering: _Answering, events: AsyncIterator[bytes], *, thread: str) -> None:
+        headers = {THREAD_HEADER: thread, "Cache-Control": "no-cache"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._answering = answering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answering.end()
+
+
+class _Answering:
+    """A ticket, with the patience of its client."""
+
+    def __init__(self, service: Service, ticket: Ticket, request: Request) -> None:
+        self._service = service
+        self._ticket = ticket
+        self._deadline = ticket.arrived + service.settings.timeout_s
+        self._next: asyncio.Task[Event] | None = None
+        self._gone: asyncio.Task[None] | None = asyncio.create_task(_disconnect(request))
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it is noticed here that the client goes away."""
+        return self._gone is not None
+
+    async def event(self, within: float | None = None) -> Event | None:
+        """What happens next; None if nothing does within so many seconds.
+
+        Raises:
+            ApiError: what happened is an error; or 504, the time is up.
+            ClientDisconnect: the client went away.
+        """
+        if self._next is None:
+            self._next = asyncio.create_task(self._ticket.next())
+        left = self._deadline - time.monotonic()
+        waits = {self._next} if self._gone is None else {self._next, self._gone}
+        done, _ = await asyncio.wait(
+            waits,
+            timeout=max(0.0, left if within is None else min(left, within)),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if self._next in done:
+            event, self._next = self._next.result(), None
+            if isinstance(event, BaseException):
+                error = api_error(event)
+                if error.status == 500:
+                    content = self._service.settings.log_content
+                    log_failure("a request failed", event, content)
+                raise error from None
+            return event
+        if done:
+            raise ClientDisconnect
+        if time.monotonic() >= self._deadline:
+            raise ApiError(
+                504,
+                f"there was no whole answer within {self._service.settings.timeout_s:g} s: ask for "
+                "fewer tokens, or start the server with a larger --timeout-s",
+                code="timeout",
+            )
+        return None
+
+    def watch_no_longer(self) -> None:
+        """Leave it to somebody else to notice that the client goes away."""
+        if self._gone is not None:
+            self._gone.cancel()
+            self._gone = None
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self._service.cancel(self._ticket)
+        self.watch_no_longer()
+        if self._next is not None:
+            self._next.cancel()
+
+
+async def _disconnect(request: Request) -> None:
+    """Return when the client goes away. The body was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, most: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    too_large = ApiError(
+        413,
+        f"the body has more than {most} bytes: shorten the messages, or start the server with a "
+        "larger --max-body-bytes",
+        code="request_too_large",
+    )
+    if length.isdigit() and int(length) > most:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+
+
+def _header(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

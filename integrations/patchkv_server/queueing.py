@@ -1,0 +1,78 @@
+"""Who is next."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Place = TypeVar("Place")
+
+
+class FairQueue(Generic[Item]):
+    """Waiting items of several tenants: round robin among tenants, first come first for each.
+
+    A tenant of which fewer items are running goes before others. An item that cannot run yet is
+    passed over. Not safe for several threads.
+
+    Args:
+        most: items that may wait.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # longest not served first
+        self._running: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def running(self) -> int:
+        """Items that were taken and are not done."""
+        return self._running.total()
+
+    def __iter__(self) -> Iterator[Item]:
+        for items in self._waiting.values():
+            yield from items
+
+    def put(self, tenant: str, item: Item, *, beyond: int = 0) -> bool:
+        """Let an item wait; returns False if there are too many, `beyond` that are allowed."""
+        if len(self) >= self._most + beyond:
+            return False
+        self._waiting.setdefault(tenant, deque()).append(item)
+        return True
+
+    def take(self, place_for: Callable[[Item], Place | None]) -> tuple[Item, Place] | None:
+        """The next item that can run, with its place; None if there is none.
+
+        Args:
+            place_for: gives an item a place to run, or None while there is no such place.
+        """
+        for tenant in sorted(self._waiting, key=lambda name: self._running[name]):
+            for item in self._waiting[tenant]:
+                place = place_for(item)
+                if place is not None:
+                    self.remove(tenant, item)
+                    if tenant in self._waiting:
+                        self._waiting.move_to_end(tenant)
+                    self._running[tenant] += 1
+                    return item, place
+        return None
+
+    def done(self, tenant: str) -> None:
+        """An item that was taken is done."""
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+    def remove(self, tenant: str, item: Item) -> bool:
+        """Let an item wait no longer; returns False if it does not."""
+        items = self._waiting.get(tenant)
+        if items is None or item not in items:
+            return False
+        items.remove(item)
+        if not items:
+            del self._waiting[tenant]
+        return True

@@ -1,0 +1,330 @@
+"""Requests on their way through the engine: waiting, answered in worker threads, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from patchkv_agents.context import ThreadKey
+from patchkv_agents.context.answers import AnswerStyle
+from patchkv_server.answers import Answered, Piece
+from patchkv_server.errors import ApiError
+from patchkv_server.gauges import MemoryByTier, Place, QueueLengths
+from patchkv_server.metrics import ServerMetrics
+from patchkv_server.queueing import FairQueue
+from patchkv_server.settings import ServerSettings
+from patchkv_server.threads import Claim, ThreadTable
+
+if TYPE_CHECKING:
+    from patchkv_agents.checkpoint.stores import CheckpointStore
+    from patchkv_agents.engine import Engine, Thread
+    from patchkv_agents.engine.generation import SamplingOptions
+    from patchkv_agents.engine.reply import Reply
+    from patchkv_server.requests import ChatRequest
+
+_LOG = logging.getLogger(__name__)
+
+_STORE_STATS_S = 30.0
+_RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The request was taken up: the model runs."""
+
+    thread: str
+
+
+Event = Ready | Piece | Answered | BaseException
+
+
+class Ticket:
+    """A request on its way. Made by `Service.submit`.
+
+    Attributes:
+        request: what is asked.
+        arrived: time of `time.monotonic`.
+        cancelled: nobody waits for the answer any more.
+    """
+
+    def __init__(self, request: ChatRequest) -> None:
+        self.request = request
+        self.arrived = time.monotonic()
+        self.cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def next(self) -> Event:
+        """What happens next; an exception or `Answered` is the last."""
+        return await self._events.get()
+
+    def put(self, event: Event) -> None:
+        """Tell what happens, from any thread."""
+        if not self.cancelled.is_set():
+            call_soon(self._loop, self._events.put_nowait, event)
+
+
+class Service:
+    """One engine for the requests of all tenants.
+
+    `submit`, `cancel`, `start` and `close` are for the event loop. The engine runs in worker
+    threads; what it computes for a request that is cancelled it gives up at the next token, and a
+    prefill it ends first, so that the same request may be repeated.
+
+    Args:
+        engine: answers.
+        settings: limits.
+        store: the engine's, if it has one.
+        metrics: is told what happens.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        metrics: ServerMetrics,
+        store: CheckpointStore | None = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.threads = ThreadTable(engine, most=settings.max_threads, has_store=store is not None)
+        self._metrics = metrics
+        self._store = store
+        self._store_bytes: tuple[float, int | None] = (-_STORE_STATS_S, None)
+        self._style = AnswerStyle.of(engine.tokenizer)
+        self._queue: FairQueue[Ticket] = FairQueue(settings.max_waiting)
+        self._running: set[Ticket] = set()
+        self._workers = ThreadPoolExecutor(settings.max_running, "patchkv-answer")
+        self._keeper = ThreadPoolExecutor(1, "patchkv-keeper")
+        self._keeping: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Take up the threads of an earlier process, and begin to keep house."""
+        self._loop = asyncio.get_running_loop()
+        await self._loop.run_in_executor(self._keeper, self.threads.rediscover)
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """End all answers, and store the threads."""
+        self._is_closed = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+        for ticket in [*self._running, *self._queue]:
+            ticket.put(_closed())
+            ticket.cancelled.set()
+        await asyncio.to_thread(self._workers.shutdown, cancel_futures=False)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._keeper, self.threads.suspend_all)
+        await loop.run_in_executor(self._keeper, self.engine.flush)
+        self._keeper.shutdown(wait=False)
+
+    def submit(self, request: ChatRequest) -> Ticket:
+        """Let a request wait for its turn.
+
+        Raises:
+            ApiError: 429, too many are waiting; 503, the server is shutting down.
+        """
+        if self._is_closed:
+            raise _closed()
+        ticket = Ticket(request)
+        # One that can run at once does not wait.
+        is_free = self._queue.running < self.settings.max_running and not len(self._queue)
+        if not self._queue.put(request.tenant, ticket, beyond=int(is_free)):
+            raise ApiError(
+                429,
+                f"{len(self._queue)} requests are waiting already: try again later",
+                code="queue_full",
+                headers={"Retry-After": str(_RETRY_AFTER_S)},
+            )
+        self._dispatch()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Give up a request; does nothing if it is done."""
+        if self._queue.remove(ticket.request.tenant, ticket) or ticket in self._running:
+            if not ticket.cancelled.is_set():
+                self._metrics.cancelled()
+            ticket.cancelled.set()
+
+    def queue(self) -> QueueLengths:
+        """How many requests wait, and how many are being answered."""
+        return QueueLengths(waiting=len(self._queue), running=self._queue.running)
+
+    def memory(self) -> MemoryByTier:
+        """Bytes of state, by where it is."""
+        live, suspended = self.threads.memory()
+        return MemoryByTier(live, suspended, self._store_bytes[1])
+
+    def places(self) -> Mapping[ThreadKey, Place]:
+        """Where the state of each thread is."""
+        return self.threads.places()
+
+    def _dispatch(self) -> None:
+        """Begin with what can be begun with."""
+        while self._queue.running < self.settings.max_running and not self._is_closed:
+            taken = self._queue.take(lambda ticket: self.threads.claim(ticket.request))
+            if taken is None:
+                return
+            ticket, claim = taken
+            self._running.add(ticket)
+            self._metrics.waited(time.monotonic() - ticket.arrived)
+            self._workers.submit(self._run, ticket, claim, asyncio.get_running_loop())
+
+    def _done(self, ticket: Ticket) -> None:
+        self._running.discard(ticket)
+        self._queue.done(ticket.request.tenant)
+        self._dispatch()
+
+    async def _keep(self) -> None:
+        """Suspend what is idle, and give up what is too much; until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            await loop.run_in_executor(self._keeper, self._tidy)
+
+    # In worker threads
+
+    def _tidy(self) -> None:
+        try:
+            self.threads.suspend_idle(self.settings.idle_suspend_s)
+            given_up = self.threads.fit(self.settings.memory_budget_bytes)
+            if given_up:
+                self._metrics.evicted(given_up)
+            if self._store is not None:
+                now = time.monotonic()
+                if now - self._store_bytes[0] >= _STORE_STATS_S:
+                    self._store_bytes = now, self._store.stats().stored_bytes
+        except Exception as error:  # it is tried again
+            log_failure("keeping house failed", error, self.settings.log_content)
+        if self._loop is not None:  # something may wait for a thread that was being suspended
+            call_soon(self._loop, self._dispatch)
+
+    def _run(self, ticket: Ticket, claim: Claim, loop: asyncio.AbstractEventLoop) -> None:
+        thread: Thread | None = None
+        answered = False
+        end: Event | None = None
+        try:
+            thread = self._open(claim, ticket.request)
+            with closing(self._answer(ticket.request, thread, claim.entry.name)) as events:
+                for event in events:
+                    answered = answered or not isinstance(event, Ready)
+                    if isinstance(event, Answered):
+                        end = event
+                        break
+                    if ticket.cancelled.is_set():
+                        break
+                    ticket.put(event)
+        except BaseException as error:
+            end = error
+        finally:
+            # The last word comes when the thread is free, so that the next request finds it so.
+            try:
+                self.threads.release(claim, thread, answered=answered)
+                self._keeper.submit(self._tidy)
+            except Exception as error:
+                log_failure("a thread could not be given back", error, self.settings.log_content)
+            if end is not None:
+                ticket.put(end)
+            call_soon(loop, self._done, ticket)
+
+    def _open(self, claim: Claim, request: ChatRequest) -> Thread:
+        """The engine's thread, with what another one has of its beginning."""
+        engine, key, source = self.engine, claim.entry.key, claim.source
+        try:
+            thread = engine.thread(key.thread, namespace=key.namespace)
+            if source is not None and not len(thread.sequence.token_ids):
+                thread.share_prefix(
+                    engine.thread(source.key.thread, namespace=source.key.namespace),
+                    request.messages,
+                    tools=request.tools,
+                    template_args=request.template_args.load(),
+                )
+            return thread
+        finally:
+            if source is not None:
+                self.threads.free(source)
+
+    def _answer(
+        self, request: ChatRequest, thread: Thread, name: str
+    ) -> Generator[Ready | Piece | Answered, None, None]:
+        tokenizer, style = self.engine.tokenizer, self._style
+        template_args = request.template_args.load()
+        choice = request.tool_choice
+        begin = ""
+        if choice not in ("auto", "none"):
+            begin = style.opening(request.tools, None if choice == "any" else choice)
+        parser = style.parser(
+            () if choice == "none" else request.tools,
+            template_args=template_args,
+            salt=request.salt,
+        )
+        head = thread.history.head
+        started = time.perf_counter()
+        sampling: SamplingOptions = {
+            **request.sampling,
+            "begin": tokenizer.encode(begin, add_special_tokens=False) if begin else (),
+            "keep_special": style.markers,
+        }
+        chunks = thread.stream(
+            request.messages, tools=request.tools, template_args=template_args, **sampling
+        )
+        yield Ready(name)
+        reply: Reply | None = None
+        with closing(chunks):  # type: ignore[type-var]
+            for chunk in chunks:
+                yield Piece(tuple(parser.feed(chunk.text)), chunk.logprobs)
+                reply = chunk.reply
+        if reply is None:
+            raise RuntimeError("the stream ended without a reply")
+        yield Piece(tuple(parser.finish()), ())
+        is_new = head is None or head.id != reply.version_id  # not asked again, as in a retry
+        edits = thread.history.get(reply.version_id).edits if is_new else ()
+        self._log(request, reply, name, time.perf_counter() - started)
+        yield Answered(parser.answer, reply, edits, name)
+
+    def _log(self, request: ChatRequest, reply: Reply, name: str, seconds: float) -> None:
+        report = reply.report
+        _LOG.info(
+            "%s %s: %d tokens (%d exact, %d restored), %d answered in %.2f s, first after %.0f ms",
+            request.tenant,
+            name,
+            report.tokens,
+            report.cache_read,
+            report.restored,
+            len(reply.token_ids),
+            seconds,
+            report.resume_ttft_ms,
+        )
+        if self.settings.log_content:
+            _LOG.info("%s %s: %r -> %r", request.tenant, name, request.messages, reply.text)
+
+
+def _closed() -> ApiError:
+    return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, job: Callable[..., object], *args: object) -> None:
+    """Let the loop run a job, unless it is closed and nobody waits for it."""
+    try:
+        loop.call_soon_threadsafe(job, *args)
+    except RuntimeError:
+        pass
+
+
+def log_failure(what: str, error: BaseException, with_content: bool) -> None:
+    """Log an error by its kind and place; its words may repeat what a prompt says."""
+    if with_content:
+        _LOG.error(what, exc_info=error)
+    else:
+        places = "".join(traceback.format_tb(error.__traceback__))
+        _LOG.error("%s: %s\n%s", what, type(error).__name__, places)

@@ -1,0 +1,305 @@
+"""The conversations of all tenants: which one a request belongs to, and what is kept of each."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from patchkv_agents.context import ThreadKey
+from patchkv_server.gauges import Place
+from patchkv_server.shapes import Shape
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine import Engine, Thread
+    from patchkv_server.requests import ChatRequest
+
+SHAPES = 4
+"""Newest contexts of a thread with which a request is compared."""
+WORTH_SHARING = 200
+"""Characters of a common beginning from which on its rows are copied to a new thread."""
+WORTH_WAITING = 2000
+"""Characters that need not be computed, for which a request waits until its thread is free."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What the table knows of a thread. Guarded by the table's lock.
+
+    Attributes:
+        key: of the engine's thread.
+        tenant, name: whose it is, and what the client calls it.
+        shapes: of its newest contexts.
+        turns: contexts that were answered; those of earlier processes count as one.
+        used: time of the last use, of `time.monotonic`.
+        is_busy: answering, or being suspended or given up.
+        place: where its state is.
+        live_bytes, suspended_bytes: of its state in memory.
+    """
+
+    key: ThreadKey
+    tenant: str
+    name: str
+    shapes: deque[Shape] = field(default_factory=lambda: deque(maxlen=SHAPES))
+    turns: int = 0
+    used: float = 0.0
+    is_busy: bool = False
+    place: Place = "stored"
+    live_bytes: int = 0
+    suspended_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """A thread that is taken for one request.
+
+    Attributes:
+        entry: the thread.
+        source: another thread, which begins alike and is taken until that was copied.
+    """
+
+    entry: Entry
+    source: Entry | None = None
+
+
+class ThreadTable:
+    """All threads of a server. Its methods may be called from any thread, and do not wait.
+
+    What a tenant's request meets are this tenant's threads alone.
+
+    Args:
+        engine: that runs them.
+        most: threads to remember.
+        has_store: whether state that is not in memory may be in the engine's store.
+    """
+
+    def __init__(self, engine: Engine, *, most: int, has_store: bool) -> None:
+        self._engine = engine
+        self._most = most
+        self._has_store = has_store
+        self._lock = threading.Lock()
+        self._entries: dict[ThreadKey, Entry] = {}
+
+    def rediscover(self) -> None:
+        """Take up the threads that the engine's history store has. Reads it, which takes time."""
+        found = []
+        for key in self._engine.known_threads():
+            tenant, name = self.owner_of(key)
+            head = self._engine.open_history(key.thread, key.namespace).head
+            if name and head is not None:
+                found.append((head.id, Entry(key, tenant, name, turns=1), Shape.of_version(head)))
+        with self._lock:
+            for number, (_, entry, shape) in enumerate(sorted(found, key=lambda new: new[0])):
+                entry.shapes.append(shape)
+                entry.used = time.monotonic() - len(found) + number
+                self._entries.setdefault(entry.key, entry)
+
+    def owner_of(self, key: ThreadKey) -> tuple[str, str]:
+        """The tenant of a thread of the engine, and the name by which it knows the thread."""
+        tenant, _, name = key.thread.partition("/")
+        return unquote(tenant), name
+
+    # Requests
+
+    def claim(self, request: ChatRequest) -> Claim | None:
+        """The thread for a request, taken for it; None if it is worth waiting for one."""
+        with self._lock:
+            if request.thread is not None:
+                key = _key(request.tenant, request.thread)
+                entry = self._entries.get(key)
+                if entry is None:
+                    return self._new(request, key)
+            else:
+                entry = self._best(request)
+                if entry is None:
+                    return self._new(request, _key(request.tenant, f"t-{secrets.token_hex(6)}"))
+            if entry.is_busy:
+                return None
+            self._begin(entry, request)
+            return Claim(entry)
+
+    def free(self, entry: Entry) -> None:
+        """Give a thread back that was copied from."""
+        with self._lock:
+            entry.is_busy = False
+
+    def release(self, claim: Claim, thread: Thread | None, *, answered: bool) -> None:
+        """Give the threads of a request back.
+
+        Args:
+            claim: what was taken.
+            thread: the engine's, as far as the request got.
+            answered: whether the context was taken up.
+        """
+        entry = claim.entry
+        sizes = None if thread is None else _sizes(thread)
+        with self._lock:
+            entry.used = time.monotonic()
+            if answered:
+                entry.turns += 1
+            elif entry.shapes:
+                entry.shapes.pop()
+            if sizes is not None:
+                self._note(entry, sizes)
+            entry.is_busy = False
+            is_empty = not entry.turns and not entry.shapes
+            if is_empty:
+                self._entries.pop(entry.key, None)
+        if is_empty:
+            self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
+
+    def _best(self, request: ChatRequest) -> Entry | None:
+        """The conversation that the request continues; None if it begins one."""
+        shape, exact = request.shape, self._engine.policy.is_exact
+        candidates = []
+        for entry in self._entries.values():
+            if entry.tenant != request.tenant:
+                continue
+            known = [old for old in entry.shapes if shape.continues(old)]
+            if known:
+                has_state = entry.place != "stored" or self._has_store
+                left = min(shape.left_after(old, exact=exact) for old in known)
+                candidates.append((left if has_state else shape.size, -entry.used, entry))
+        candidates.sort(key=lambda candidate: candidate[:2])
+        for left, _, entry in candidates:
+            if not entry.is_busy or shape.size - left >= WORTH_WAITING:
+                return entry
+        return None
+
+    def _new(self, request: ChatRequest, key: ThreadKey) -> Claim:
+        tenant, name = request.tenant, self.owner_of(key)[1]
+        source = self._source(request)
+        if source is not None:
+            source.is_busy = True
+        entry = self._entries[key] = Entry(key, tenant, name)
+        self._begin(entry, request)
+        return Claim(entry, source)
+
+    def _source(self, request: ChatRequest) -> Entry | None:
+        """The thread in memory that has most of the request's beginning."""
+        best, most = None, WORTH_SHARING
+        for entry in self._entries.values():
+            if entry.tenant != request.tenant or entry.is_busy or not entry.shapes:
+                continue
+            # Only of its newest context: that is what is live.
+            common = request.shape.common_beginning(entry.shapes[-1])
+            if common >= most and entry.place in ("live", "suspended"):
+                best, most = entry, common
+        return best
+
+    def _begin(self, entry: Entry, request: ChatRequest) -> None:
+        entry.is_busy = True
+        entry.shapes.append(request.shape)
+
+    # Housekeeping
+
+    def suspend_idle(self, idle_s: float) -> int:
+        """Suspend the threads that were not used for so long; returns how many. Takes time."""
+        before = time.monotonic() - idle_s
+        count = 0
+        while (entry := self._take("live", before)) is not None:
+            self._suspend(entry)
+            count += 1
+        return count
+
+    def fit(self, budget_bytes: int) -> int:
+        """Bring state in memory below the budget, and the table to its size. Takes time.
+
+        Threads are suspended, then given up: those that were answered only once go first, then
+        those used longest ago. With a store, they come back from there.
+
+        Returns:
+            How many were given up.
+        """
+        while self._bytes() > budget_bytes and (entry := self._take("live")) is not None:
+            self._suspend(entry)
+        given_up = 0
+        while self._bytes() > budget_bytes and (entry := self._take("suspended")) is not None:
+            self._give_up(entry)
+            given_up += 1
+        while len(self._entries) > self._most and (entry := self._take(None)) is not None:
+            if entry.place == "live":
+                self._suspend(entry, keep=True)
+            self._give_up(entry, forget=True)
+            given_up += 1
+        return given_up
+
+    def suspend_all(self) -> None:
+        """Suspend all threads, so that the engine's store gets them."""
+        self.suspend_idle(-1.0)
+
+    def _take(self, place: Place | None, before: float = float("inf")) -> Entry | None:
+        """The thread in this place that can be missed most easily, made busy."""
+        with self._lock:
+            idle = [
+                entry
+                for entry in self._entries.values()
+                if not entry.is_busy and place in (None, entry.place) and entry.used <= before
+            ]
+            if not idle:
+                return None
+            entry = min(idle, key=lambda entry: (entry.turns > 1, entry.used))
+            entry.is_busy = True
+            return entry
+
+    def _suspend(self, entry: Entry, *, keep: bool = False) -> None:
+        thread = self._thread(entry)
+        try:
+            thread.suspend()
+        finally:
+            sizes = _sizes(thread)
+            with self._lock:
+                self._note(entry, sizes)
+                entry.is_busy = keep
+
+    def _give_up(self, entry: Entry, *, forget: bool = False) -> None:
+        self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
+        with self._lock:
+            self._note(entry, (0, 0))
+            entry.is_busy = False
+            # Without history nothing of it is left that could be gone on with.
+            if forget or not (self._engine.keeps_histories or self._has_store):
+                self._entries.pop(entry.key, None)
+
+    def _thread(self, entry: Entry) -> Thread:
+        return self._engine.thread(entry.key.thread, namespace=entry.key.namespace)
+
+    def _note(self, entry: Entry, sizes: tuple[int, int]) -> None:
+        entry.live_bytes, entry.suspended_bytes = sizes
+        entry.place = "live" if sizes[0] else "suspended" if sizes[1] else "stored"
+
+    # What others are told
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of live and of suspended state; what threads share counts for each."""
+        with self._lock:
+            entries = self._entries.values()
+            return sum(e.live_bytes for e in entries), sum(e.suspended_bytes for e in entries)
+
+    def places(self) -> Mapping[ThreadKey, Place]:
+        """Where the state of each thread is."""
+        with self._lock:
+            return {
+                key: "answering" if entry.is_busy else entry.place
+                for key, entry in self._entries.items()
+            }
+
+    def _bytes(self) -> int:
+        return sum(self.memory())
+
+
+def _key(tenant: str, name: str) -> ThreadKey:
+    return ThreadKey(f"{quote(tenant, safe='')}/{name}")
+
+
+def _sizes(thread: Thread) -> tuple[int, int]:
+    """Bytes of a thread's live cache and of its suspended versions. Waits for a suspend."""
+    cache = thread.sequence.live_cache
+    shards = () if cache is None else cache.shards
+    live = sum(shard.keys.nbytes + shard.values.nbytes for shard in shards)
+    return live, thread.sequence.versions.payload_bytes

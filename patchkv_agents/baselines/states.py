@@ -1,0 +1,131 @@
+"""States that several methods start from: each context is prefilled once, and stored as needed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.context import Conversation, render
+from patchkv_agents.engine import Engine, Reply, Thread
+from patchkv_agents.recovery import RecoveryPolicy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredState:
+    """A context that was answered and suspended.
+
+    Attributes:
+        context: the context; others of the same tokens share this state.
+        thread: suspended; to be forked, not to be used up.
+        reply: of the exact prefill. Its times are those of a cold start.
+        store_ms: from suspending it until all rows were stored.
+    """
+
+    context: Conversation
+    thread: Thread
+    reply: Reply
+    store_ms: float
+
+
+class SharedStates:
+    """The states of some contexts, shared by all that is measured on them.
+
+    Every context, told by its tokens, is prefilled once. Use as a context manager, or call
+    `close`: its threads go then.
+
+    Args:
+        engine: runs everything. Threads whose names begin with `compare/` are dropped.
+        answer_tokens: most tokens of each context's own answer.
+    """
+
+    def __init__(self, engine: Engine, *, answer_tokens: int) -> None:
+        self._engine = engine
+        self._answer_tokens = answer_tokens
+        self._states: dict[tuple[bytes, PrecisionPolicy | None], StoredState] = {}
+        self._threads: set[str] = set()
+        self._count = 0
+
+    def exact(self, context: Conversation) -> StoredState:
+        """The state of an exact prefill, stored losslessly."""
+        return self.stored(context, None)
+
+    def stored(self, context: Conversation, precision: PrecisionPolicy | None) -> StoredState:
+        """The state of an exact prefill, stored at a precision; None is losslessly."""
+        tokens = render(context, self._engine.tokenizer).token_ids.tobytes()
+        if (tokens, None) not in self._states:
+            thread, reply = self.resume(
+                None, context, RecoveryPolicy.exact(), max_new_tokens=self._answer_tokens
+            )
+            self._states[tokens, None] = StoredState(context, thread, reply, self._suspend(thread))
+        if (tokens, precision) not in self._states:
+            exact = self._states[tokens, None]
+            # Rows and scores are those of the exact state: only the last token is computed again.
+            keeping = replace(RecoveryPolicy.exact(), name="stored", precision=precision)
+            # The version is the same one, too: the lossless rows go when these are stored.
+            thread, _ = self.resume(exact.thread, exact.context, keeping, max_new_tokens=1)
+            self._states[tokens, precision] = StoredState(
+                exact.context, thread, exact.reply, self._suspend(thread)
+            )
+        return self._states[tokens, precision]
+
+    def resume(
+        self,
+        origin: Thread | None,
+        context: Conversation,
+        policy: RecoveryPolicy,
+        *,
+        max_new_tokens: int,
+    ) -> tuple[Thread, Reply]:
+        """Answer a context on a fork of `origin`, which stays as it is; on a new thread if None.
+
+        Returns:
+            The fork, live, to be given to `release`; and the answer.
+        """
+        self._count += 1
+        name = f"compare/{self._count}"
+        self._engine.drop(name)
+        thread = origin.fork(name) if origin is not None else self._engine.thread(name)
+        self._threads.add(name)
+        try:
+            reply = thread.generate(
+                context.messages,
+                tools=context.tools,
+                policy=policy,
+                max_new_tokens=max_new_tokens,
+            )
+        except BaseException:
+            self.release(thread)
+            raise
+        return thread, reply
+
+    def release(self, thread: Thread) -> None:
+        """Give up a thread that `resume` made."""
+        self._engine.drop(thread.id)
+        self._threads.discard(thread.id)
+
+    def close(self) -> None:
+        """Give up all states."""
+        for name in self._threads:
+            self._engine.drop(name)
+        self._threads.clear()
+        self._states.clear()
+
+    def _suspend(self, thread: Thread) -> float:
+        """Store a thread's state; nothing of it is left to do while others are timed."""
+        started = time.perf_counter()
+        thread.suspend()
+        self._engine.flush()
+        return (time.perf_counter() - started) * 1e3
+
+    def __enter__(self) -> SharedStates:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,107 @@
+"""What the commands of `patchkv bench` share: lists in options, progress, tables, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from patchkv_agents.cli.console import NARROW, new_console
+from patchkv_agents.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from patchkv_evals.benchmarks.results import BenchResult, Column
+    from patchkv_evals.benchmarks.timing import Point
+
+Value = TypeVar("Value")
+
+
+def values_of(text: str, kind: Callable[[str], Value], option: str) -> tuple[Value, ...]:
+    """The values of a list with commas.
+
+    Raises:
+        InputError: one of them is not of this kind, or there is none.
+    """
+    try:
+        values = tuple(kind(part.strip().replace("_", "")) for part in text.split(",") if part)
+    except ValueError as error:
+        raise InputError(f"{option} takes values with commas between them, not '{text}'") from error
+    if not values:
+        raise InputError(f"{option} needs at least one value")
+    return values
+
+
+def counts_of(text: str, option: str) -> tuple[int, ...]:
+    """The whole numbers of a list with commas, each at least 1.
+
+    Raises:
+        InputError: there is another value in it, or none.
+    """
+    counts = values_of(text, int, option)
+    if min(counts) < 1:
+        raise InputError(f"{option} takes numbers from 1, not '{text}'")
+    return counts
+
+
+def told(step: str) -> None:
+    """Show progress on standard error."""
+    typer.echo(step, err=True)
+
+
+def show(
+    result: BenchResult,
+    tables: Sequence[tuple[Sequence[Column], Sequence[Point]]],
+    *,
+    as_json: bool,
+    out: Path | None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print a result, and write its file if a folder is given.
+
+    Args:
+        result: of the benchmark.
+        tables: columns and points of each table.
+        as_json: print the document instead.
+        out: the folder.
+        notes: lines below the tables.
+    """
+    file = None if out is None else result.write(out)
+    if as_json:
+        typer.echo(json.dumps(result.document()))
+        return
+    console = new_console()
+    for columns, points in tables:
+        if points:
+            _print_table(console, columns, points)
+    for note in notes:
+        console.print(note)
+    from patchkv_evals.provenance import machine, versions
+
+    place, used = machine(result.device), versions()
+    console.print(
+        f"{place['cpu']}, {place['threads']} threads, {place['device']}; torch {used['torch']}; "
+        "times are medians [smallest, largest]"
+    )
+    if file is not None:
+        console.print(f"written to {file}")
+
+
+def _print_table(console: Console, columns: Sequence[Column], points: Sequence[Point]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    if console.width < NARROW:
+        for point in points:
+            console.print(", ".join(f"{c.header} {c.text(point)}" for c in columns))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column.header, justify="left" if index == 0 else "right")
+    for point in points:
+        table.add_row(*(column.text(point) for column in columns))
+    console.print(table)

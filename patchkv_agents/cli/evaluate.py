@@ -1,0 +1,196 @@
+"""`patchkv eval`: methods on edited question-answering episodes, and what several runs come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from patchkv_agents.cli.console import new_console, plural
+from patchkv_agents.errors import InputError
+
+if TYPE_CHECKING:
+    from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_evals.datasets import QARow
+    from patchkv_evals.running import Progress, RunSpec
+
+
+def evaluate(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Result folders to compare over, instead of running anything."),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="hotpotqa, 2wikimqa, triviaqa, musique or longbench."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="File of the data set; without it, Hugging Face `datasets` loads it."),
+    ] = None,
+    edit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="refresh, flip, clear, summarize, revise_plan, multi or chain; may be repeated.  "
+            "[default: refresh]"
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="main, ablations, all, or names with commas between.")
+    ] = "main",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="smollm2 (embedded), a folder, or a Transformers model id."
+        ),
+    ] = "smollm2",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Episodes of each edit.  [default: all]")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the edited context.")] = 2048,
+    position: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Where the edit is, as a share.")
+    ] = 0.2,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; a stopped run goes on there.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Resume so often, interleaved; times are medians.")
+    ] = 1,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Length of the answers; at least 16 are generated.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(help="Of the episodes.")] = 0,
+    budget_minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no episode after so many minutes.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Measure methods on edited agent episodes made from question-answering rows.
+
+    Each method brings back the KV cache after the same edit, and is compared with a full prefill:
+    quality, time, rows computed, bytes read. Results are appended episode by episode; the same
+    command goes on where it was stopped, and --limit, --edit and --methods may grow. With result
+    folders as arguments, all their runs are compared, model by model.
+    """
+    if folders:
+        if dataset is not None or out is not None:
+            raise InputError("give result folders to compare over, or --dataset and --out to run")
+        _compare(folders, as_json)
+        return
+    if dataset is None or out is None:
+        raise InputError(
+            "name --dataset and --out to run, or result folders to compare: patchkv eval --help"
+        )
+    policies = _policies(methods)  # wrong names are told before the model loads
+    from patchkv_agents.cli.evaluate_view import show_summary
+    from patchkv_agents.engine import Engine
+    from patchkv_evals.episodes import EpisodeKind
+    from patchkv_evals.running import RunSpec, run
+
+    spec = RunSpec(
+        dataset=dataset,
+        model=model,
+        edits=cast("tuple[EpisodeKind, ...]", tuple(edit or ("refresh",))),
+        limit=limit,
+        tokens=tokens,
+        position=position,
+        seed=seed,
+        rounds=rounds,
+        max_new_tokens=max_new_tokens,
+    )
+    spec, rows = _rows(spec, data)
+    with _progress(model) as show:
+        engine = Engine.from_pretrained(model)
+        outcome = run(
+            engine, rows, policies, spec, out, budget_minutes=budget_minutes, progress=show
+        )
+    summary = outcome.run.summary
+    if as_json:
+        typer.echo(json.dumps({**summary, "episodes_left": outcome.episodes_left}))
+    else:
+        show_summary(new_console(), summary)
+    if outcome.episodes_left:
+        typer.echo(
+            f"The budget is spent; about {plural(outcome.episodes_left, 'episode')} left: the same "
+            "command goes on.",
+            err=True,
+        )
+    if outcome.run.failures and not outcome.run.records:
+        raise typer.Exit(1)
+
+
+def _policies(names: str) -> list[RecoveryPolicy]:
+    """The methods by their names, in the order of the names."""
+    from patchkv_agents.baselines import method, method_names
+    from patchkv_evals.running import ABLATIONS, FULL_PREFILL, MAIN_METHODS
+
+    groups = {"main": MAIN_METHODS, "ablations": ABLATIONS, "all": method_names()}
+    chosen = [name.strip() for name in names.split(",")]
+    found = [name for part in chosen for name in groups.get(part, (part,))]
+    return [method(name) for name in dict.fromkeys(found) if name != FULL_PREFILL]
+
+
+def _rows(spec: RunSpec, data: Path | None) -> tuple[RunSpec, Sequence[QARow]]:
+    """The rows of the data set, and the specification with where they come from."""
+    from dataclasses import replace
+
+    from patchkv_evals.datasets import load_hub, load_rows
+    from patchkv_evals.running.spec import digest_of
+
+    loaded = load_hub(spec.dataset) if data is None else load_rows(data, spec.dataset)
+    if loaded.skipped:
+        typer.echo(loaded.report(), err=True)
+    if not loaded.rows:
+        raise InputError("the data set has no usable row")
+    source = None if data is None else str(data)
+    return replace(spec, data=source, data_sha256=digest_of(data, loaded.rows)), loaded.rows
+
+
+@contextmanager
+def _progress(model: str) -> Iterator[Callable[[Progress], None]]:
+    """Shows on standard error where a run stands: a bar in a terminal, else a line an episode."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    console = new_console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(f"loading {model}", total=None)
+
+        def show(state: Progress) -> None:
+            left = "" if state.left_s is None else f", about {_duration(state.left_s)} left"
+            text = f"{state.doing}{left}"
+            bars.update(bar, description=text, completed=state.done, total=state.total)
+            if not console.is_terminal:
+                console.print(f"{state.done} of {state.total}: {text}")
+
+        yield show
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _compare(folders: Sequence[Path], as_json: bool) -> None:
+    from patchkv_agents.cli.evaluate_view import show_pooled
+    from patchkv_evals.running import pool, read_run
+
+    models = pool([read_run(folder) for folder in folders])
+    if as_json:
+        document: dict[str, Any] = {"models": [pooled.to_dict() for pooled in models]}
+        typer.echo(json.dumps(document))
+        return
+    for pooled in models:
+        show_pooled(new_console(), pooled)

@@ -1,0 +1,92 @@
+"""What the benchmarks share: fits, rounds, documents, provenance."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from patchkv_evals import provenance
+from patchkv_evals.benchmarks.fits import power_law
+from patchkv_evals.benchmarks.results import BenchResult, number, spread
+from patchkv_evals.benchmarks.timing import Steps, interleaved, timing
+from patchkv_evals.errors import DataError
+
+
+def test_a_power_law_is_found_where_there_is_one():
+    law = power_law([1000, 2000, 4000, 8000], [3.0, 9.0, 27.0, 81.0])  # three times by doubling
+    assert law.exponent == pytest.approx(1.5850, abs=1e-4)
+    assert law.ms_at_1000 == pytest.approx(3.0)
+    assert law.residual == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_residual_is_the_largest_relative_error():
+    """By hand: logs of 1, 2, 1 at 1, 2, 4 have slope 0 and mean ln(2)/3, so the law is 2^(1/3)."""
+    law = power_law([1000, 2000, 4000], [1.0, 2.0, 1.0])
+    assert law.exponent == pytest.approx(0.0, abs=1e-12)
+    assert law.ms_at_1000 == pytest.approx(2 ** (1 / 3))
+    assert law.residual == pytest.approx(2 / 2 ** (1 / 3) - 1)
+
+
+def test_a_fit_of_too_few_or_impossible_figures_is_refused():
+    with pytest.raises(DataError, match="3 different lengths"):
+        power_law([1000, 1000, 2000], [1.0, 1.1, 2.0])
+    with pytest.raises(DataError, match="greater than 0"):
+        power_law([1000, 2000, 3000], [1.0, 0.0, 2.0])
+
+
+def test_rounds_run_every_side_in_turn_and_the_warm_up_does_not_count():
+    calls: list[str] = []
+
+    def side(name: str) -> int:
+        calls.append(name)
+        return len(calls)
+
+    found = interleaved({"a": lambda: side("a"), "b": lambda: side("b")}, 2)
+    assert calls == ["a", "b"] * 3
+    assert found == {"a": [3, 5], "b": [4, 6]}
+    assert timing("x", [3.0, 1.0, 2.0]) == {"x_ms": 2.0, "x_rounds_ms": [3.0, 1.0, 2.0]}
+
+
+def test_the_time_left_is_the_time_spent_by_the_cost_that_remains(monkeypatch):
+    clock = iter([0.0, 10.0, 40.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    told: list[str] = []
+    steps = Steps(8, told.append)
+    for cost in (1, 3, 4):
+        steps.next(f"step of {cost}", cost)
+    assert told == [
+        "step of 1",
+        "step of 3, about 70 s left",
+        "step of 4, about 40 s left",
+    ]
+
+
+def test_times_are_printed_with_the_digits_they_have():
+    assert spread("x")(timing("x", [1234.4, 1200.0, 1300.0])) == "1,234 [1,200, 1,300]"
+    assert spread("x")(timing("x", [1.234])) == "1.23"
+    assert number("ratio", ".1%")({"ratio": 0.5}) == "50.0%"
+    assert number("ratio", ".1%")({"ratio": None}) == "-"
+
+
+def test_a_document_says_where_its_figures_come_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/patchkv", "bench", "plan", "--out", "a b"])
+    result = BenchResult("resume", {"rounds": 2}, [{"x": 1}], variant="length")
+    file = result.write(tmp_path / "new" / "folder")
+    assert file.name == "bench-resume-length.json"
+    document = json.loads(file.read_text())
+    assert list(document) == [
+        "schema", "bench", "command", "created", "config", "versions", "machine", "points",
+    ]  # fmt: skip
+    assert document["command"] == "patchkv bench plan --out 'a b'"
+    assert document["versions"] == provenance.versions()
+    assert document["machine"] == provenance.machine()
+    assert set(document["machine"]) == {"cpu", "threads", "device"}
+    assert document["points"] == [{"x": 1}]
+    assert "fits" in BenchResult("resume", {}, [], fits=[{"exponent": 1.0}]).document()
+
+
+def test_commands_are_kept_without_passwords(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["patchkv", "--redis", "redis://me:secret@host:1/0"])
+    assert provenance.command_line() == "patchkv --redis redis://...@host:1/0"

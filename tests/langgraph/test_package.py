@@ -1,0 +1,116 @@
+"""What is loaded when, and what tracking costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.graph import MessagesState
+
+import patchkv_langgraph
+from patchkv_agents.errors import ContextError
+from patchkv_langgraph import GraphHistory, track_edits
+from patchkv_langgraph.snapshots import Snapshots
+
+from .graphs import replaced
+
+
+def run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_works_without_langchain_and_loads_no_model_code() -> None:
+    run(
+        """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("langchain", "torch", "transformers"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocker())
+import patchkv_agents, patchkv_langgraph
+assert not {"langgraph", "langchain_core"} & set(sys.modules)
+from patchkv_langgraph import *
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+history = GraphHistory()
+
+@track_edits(history=history)
+def node(state):
+    return {"messages": [AIMessage("yes")]}
+
+graph = StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
+graph.invoke({"messages": [("user", "?")]}, {"configurable": {"thread_id": "t"}})
+assert history.log("t")[0].edits[0].author == "node"
+"""
+    )
+
+
+def test_every_public_name_is_there() -> None:
+    for name in patchkv_langgraph.__all__:
+        assert getattr(patchkv_langgraph, name) is not None
+    assert set(patchkv_langgraph.__all__) <= set(dir(patchkv_langgraph))
+    with pytest.raises(AttributeError):
+        _ = patchkv_langgraph.no_such_name
+
+
+def long_state(messages: int = 200) -> dict[str, Any]:
+    made: list[Any] = []
+    for number in range(messages // 2):
+        made.append(HumanMessage(f"Question {number}. " * 20, id=f"q{number}"))
+        made.append(ToolMessage(f"r {number}. " * 200, tool_call_id=f"c{number}", id=f"r{number}"))
+    return {"messages": made}
+
+
+def test_an_unchanged_message_is_converted_once_and_a_changed_one_again() -> None:
+    call = {"name": "f", "args": {"a": 1, "b": 2}, "id": "c"}
+    messages = [AIMessage("", tool_calls=[call], id="a"), HumanMessage("x", id="h")]
+    snapshots = Snapshots()
+    first = snapshots.take(messages)
+    copies = [message.model_copy(deep=True) for message in messages]
+    assert all(a is b for a, b in zip(first, snapshots.take(copies), strict=True))
+    messages[0].tool_calls[0]["args"] = {"a": True, "b": 2}  # equal, for Python
+    second = snapshots.take(messages)
+    assert second[0] != first[0] and second[1] is first[1]
+    messages[0].tool_calls[0]["args"] = {"b": 2, "a": True}  # templates show the order of keys
+    assert snapshots.take(messages)[0] != second[0]
+
+
+def test_what_cannot_be_kept_is_named_by_its_place() -> None:
+    broken = HumanMessage("x", id="h")
+    broken.content = "\ud800"
+    with pytest.raises(ContextError, match="Message 1"):
+        Snapshots().take([HumanMessage("a"), broken])
+
+
+def test_tracking_costs_little() -> None:
+    """A state of 200 messages, in steps that follow each other; generous, for busy machines."""
+    history = GraphHistory()
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [replaced(state, f"new {time.perf_counter_ns()}", 101)]}
+
+    tracked: Any = track_edits(node, history=history)
+    state = long_state()
+    costs = []
+    for step in range(40):
+        configurable = {
+            "thread_id": "t",
+            "checkpoint_ns": f"node:{step}",
+            "checkpoint_map": {"": f"checkpoint-{step:03}"},
+        }
+        started = time.perf_counter()
+        result = tracked(state, config={"configurable": configurable})
+        costs.append(time.perf_counter() - started)
+        state["messages"][101] = result["messages"][0]
+    assert len(history.open("t")) == 41
+    assert median(costs[5:]) < 20e-3

@@ -1,0 +1,79 @@
+"""A server on a free port of this machine, with a tiny engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from openai import OpenAI
+
+from patchkv_agents.engine import Engine
+from patchkv_server import ApiKeys, ServerSettings, create_app
+from patchkv_server.service import Service
+
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    url: str
+    app: FastAPI
+
+    @property
+    def service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    def client(self, key: str = "none", **options: Any) -> OpenAI:
+        """The official client."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+
+
+@contextmanager
+def serving(
+    engine: Engine, settings: ServerSettings | None = None, keys: Sequence[str] = (), **more: Any
+) -> Iterator[Served]:
+    app = create_app(engine, settings, ApiKeys(keys), model=MODEL, **more)
+    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Served(f"http://127.0.0.1:{port}", app)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not end"
+
+
+def until(is_so: Any, *, within_s: float = 20.0) -> None:
+    """Wait for something that happens elsewhere."""
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.005)
+
+
+def talk(name: str, turns: int = 6, system: str = "You help.") -> list[dict[str, Any]]:
+    """A conversation of its own, of some 40 tokens a turn."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
+    for turn in range(turns):
+        messages += [
+            {"role": "user", "content": f"{name} asks in turn {turn} about item {turn * 7}."},
+            {"role": "assistant", "content": f"{name}, item {turn * 7} is on shelf {turn + 3}."},
+        ]
+    return [*messages, {"role": "user", "content": f"Where does {name} find all of these?"}]

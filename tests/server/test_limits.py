@@ -1,0 +1,325 @@
+"""Queueing, cancelling, times, and many clients at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from patchkv_agents.checkpoint.stores import open_store
+from patchkv_agents.context import SQLiteHistoryStore
+from patchkv_agents.engine import Thread
+from patchkv_server import ServerSettings
+from patchkv_server.queueing import FairQueue
+
+from .conftest import NewEngine
+from .serving import MODEL, Served, serving, talk, until
+
+ONE = ServerSettings(max_running=1, max_waiting=1)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds each answer back behind its first piece until it is set."""
+    opened = threading.Event()
+    stream = Thread.stream
+
+    def held(self: Thread, *args: Any, **options: Any) -> Any:
+        chunks = stream(self, *args, **options)
+
+        def gated() -> Any:
+            try:
+                for number, chunk in enumerate(chunks):
+                    if number == 1:
+                        opened.wait(20)
+                    yield chunk
+            finally:
+                chunks.close()  # type: ignore[attr-defined]
+
+        return gated()
+
+    monkeypatch.setattr(Thread, "stream", held)
+    yield opened
+    opened.set()
+
+
+def ask(served: Served, name: str, key: str = "none", **options: Any) -> Any:
+    options = {"max_tokens": 6, "temperature": 0, **options}
+    client = served.client(key)
+    return client.chat.completions.create(model=MODEL, messages=talk(name), **options)
+
+
+def in_background(job: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(job())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def test_bounded_waiting(new_engine: NewEngine, gate: threading.Event) -> None:
+    with serving(new_engine(), ONE) as served:
+        jobs = []
+        for number, name in enumerate(("Ann", "Bob")):
+            jobs.append(in_background(lambda name=name: ask(served, name)))
+            until(lambda n=number: sum(_lengths(served)) == n + 1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(served, "Cleo")
+        assert caught.value.code == "queue_full"
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        assert _lengths(served) == (1, 1)
+        gate.set()
+        for thread, results in jobs:
+            thread.join(20)
+            assert results[0].choices
+
+
+def _lengths(served: Served) -> tuple[int, int]:
+    queue = served.service.queue()
+    return queue.waiting, queue.running
+
+
+def test_a_client_that_goes_away(new_engine: NewEngine, gate: threading.Event) -> None:
+    """Streaming, whole, and still waiting."""
+    with serving(new_engine(), ServerSettings(max_running=1)) as served:
+        stream = ask(served, "Ann", stream=True)
+        next(iter(stream))
+        waiting, _ = in_background(lambda: ask(served, "Bob", timeout=0.3))
+        waiting.join(20)
+        until(lambda: _lengths(served) == (0, 1))
+        stream.close()
+        gate.set()
+        until(lambda: _lengths(served) == (0, 0))
+        gate.clear()
+        whole, results = in_background(lambda: ask(served, "Cleo", timeout=0.3))
+        whole.join(20)
+        assert isinstance(results[0], openai.APITimeoutError)
+        gate.set()
+        until(lambda: _lengths(served) == (0, 0))
+        assert b"patchkv_cancellations_total 3.0" in _metrics(served)
+        assert ask(served, "Ann").recovery["cache_read"] > 0  # what was prefilled is not lost
+
+
+def test_time_is_up(new_engine: NewEngine, gate: threading.Event) -> None:
+    with serving(new_engine(), ServerSettings(timeout_s=0.5, keep_alive_s=0.1)) as served:
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(served, "Ann")
+        assert caught.value.status_code == 504
+        body = {"model": MODEL, "messages": talk("Bob"), "stream": True, "max_tokens": 6}
+        lines = httpx.post(f"{served.url}/v1/chat/completions", json=body).text
+        assert ": still there" in lines
+        assert '"code": "timeout"' in lines
+        assert "[DONE]" not in lines
+        with pytest.raises(openai.APIError, match="no whole answer"):
+            list(ask(served, "Cleo", stream=True))
+        gate.set()
+
+
+def test_an_internal_error_tells_nothing(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Thread, messages: Any, **options: Any) -> Any:
+        raise RuntimeError(f"cannot do {messages}")
+        yield
+
+    monkeypatch.setattr(Thread, "stream", fail)
+    with serving(new_engine()) as served:
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(served, "Ann")
+        with pytest.raises(openai.APIError):
+            list(ask(served, "Bob", stream=True))
+    assert "shelf" not in str(caught.value)
+    assert "RuntimeError" in caplog.text
+    assert "shelf" not in caplog.text
+
+
+def test_nothing_of_a_prompt_is_logged(
+    new_engine: NewEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with serving(new_engine(), ServerSettings(idle_suspend_s=0.1)) as served:
+        text = ask(served, "Ann").choices[0].message.content
+        with pytest.raises(openai.BadRequestError):
+            ask(served, "Ann " * 9000)
+        until(lambda: "suspended" in served.service.places().values())
+    logged = "\n".join(
+        record.getMessage() for record in caplog.records if not record.name.startswith("openai")
+    )
+    assert "patchkv_server" in {record.name.partition(".")[0] for record in caplog.records}
+    assert "shelf" not in logged
+    assert text not in logged
+
+
+def test_fair_among_tenants() -> None:
+    queue: FairQueue[str] = FairQueue(10)
+    for item in ("a1", "a2", "a3", "b1", "c1"):
+        assert queue.put(item[0], item)
+    order = []
+    while (taken := queue.take(lambda item: item)) is not None:
+        order.append(taken[0])
+        queue.done(taken[0][0])
+    assert order == ["a1", "b1", "c1", "a2", "a3"]
+
+
+def test_who_has_less_running_goes_first() -> None:
+    queue: FairQueue[str] = FairQueue(10)
+    for item in ("a1", "a2", "b1", "b2"):
+        queue.put(item[0], item)
+    free = {"a1", "a2", "b2"}  # b1 waits for its thread
+    taken = [queue.take(lambda item: item if item in free else None) for _ in range(3)]
+    assert [item and item[0] for item in taken] == ["a1", "b2", "a2"]
+    assert [*queue] == ["b1"]
+    assert not FairQueue(0).put("a", "a1")
+
+
+def load(served: Served, seconds: float, clients: int = 8) -> int:
+    """Clients that go on with, edit and begin conversations. Some answers are checked.
+
+    Returns:
+        How many answers there were.
+    """
+    answered: list[tuple[list[dict[str, Any]], str]] = []
+    errors: list[BaseException] = []
+    end = time.monotonic() + seconds
+
+    def run(number: int) -> None:
+        chance = random.Random(number)
+        client = served.client(timeout=60)
+        try:
+            while time.monotonic() < end:
+                messages = talk(f"Client {number}", chance.randint(1, 6))
+                for _ in range(3):
+                    reply = client.chat.completions.create(
+                        model=MODEL,
+                        messages=messages,  # type: ignore[arg-type]
+                        max_tokens=6,
+                        temperature=0,
+                    )
+                    answered.append((messages, str(reply.choices[0].message.content)))
+                    messages = [*messages, {"role": "assistant", "content": "On it."}]
+                    if chance.random() < 0.5:
+                        messages[2] = {"role": "assistant", "content": f"Sold {chance.random()}."}
+                    messages.append({"role": "user", "content": f"And {number}?"})
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 60)
+        assert not thread.is_alive(), "a request hangs"
+    assert not errors, errors[0]
+    until(lambda: _lengths(served) == (0, 0))
+    alone = type(served.engine)(served.engine.adapter.model, served.engine.tokenizer)
+    for number, (messages, text) in enumerate(random.Random(0).sample(answered, 12)):
+        expected = alone.thread(f"t{number}").generate(messages, max_new_tokens=6).text
+        assert text == expected, "another conversation's answer"
+    return len(answered)
+
+
+def test_many_clients(new_engine: NewEngine) -> None:
+    budget = 6 * 2**20
+    settings = ServerSettings(memory_budget_bytes=budget, idle_suspend_s=0.5)
+    with serving(new_engine(), settings) as served:
+        assert load(served, 3.0) > 16
+        until(lambda: sum(served.service.threads.memory()) <= budget)
+
+
+@pytest.mark.slow
+def test_soak(new_engine: NewEngine, smollm2_model: Any, smollm2_tokenizer: Any) -> None:
+    """Five minutes with the embedded model, or `PATCHKV_SOAK_S` seconds."""
+    from patchkv_agents.engine import Engine
+
+    budget = 2**30
+    settings = ServerSettings(memory_budget_bytes=budget, idle_suspend_s=2.0)
+    with serving(Engine(smollm2_model, smollm2_tokenizer), settings) as served:
+        assert load(served, float(os.environ.get("PATCHKV_SOAK_S", "300"))) > 16
+        until(lambda: sum(served.service.threads.memory()) <= budget)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import torch, uvicorn
+from patchkv_agents.checkpoint.stores import open_store
+from patchkv_agents.context import SQLiteHistoryStore
+from patchkv_agents.engine import Engine
+from patchkv_server import ServerSettings, create_app
+folder = Path(sys.argv[1])
+store = open_store(folder / "kv")
+engine = Engine.from_pretrained(
+    str(folder / "model"), store=store, history=SQLiteHistoryStore(folder / "history.db")
+)
+app = create_app(engine, ServerSettings(idle_suspend_s=0.05), model="tiny", store=store)
+server = uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[2]), log_level="warning"))
+server.run()
+"""
+
+
+def test_killed_while_it_streams(new_engine: NewEngine, tmp_path: Path) -> None:
+    """Another process goes on with what was stored."""
+    engine = new_engine()
+    engine.adapter.model.save_pretrained(tmp_path / "model")
+    engine.tokenizer.save_pretrained(tmp_path / "model")
+    port = _free_port()
+    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), str(port)])
+    try:
+        child = Served(f"http://127.0.0.1:{port}", FastAPI())
+        until(lambda: _is_healthy(child), within_s=60)
+        first = ask(child, "Ann").recovery
+        until(lambda: b'patchkv_threads{place="suspended"} 1.0' in _metrics(child))
+        stream = iter(ask(child, "Bob Lee", stream=True, max_tokens=500))
+        for _ in range(3):
+            next(stream)
+    finally:
+        process.kill()
+        process.wait(20)
+    store = open_store(tmp_path / "kv")
+    again = new_engine(store=store, history=SQLiteHistoryStore(tmp_path / "history.db"))
+    with serving(again, store=store) as served:
+        for name in ("Ann", "Bob Lee"):
+            reply = ask(served, name)
+            alone = new_engine().thread("t").generate(talk(name), max_new_tokens=6)
+            assert reply.choices[0].message.content == alone.text
+            assert reply.recovery["fallback_reason"] is None
+            if name == "Ann":
+                assert reply.recovery["thread"] == first["thread"]
+                assert reply.recovery["cache_read"] == first["tokens"] - 1
+
+
+def _metrics(served: Served) -> bytes:
+    return httpx.get(f"{served.url}/metrics").content
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _is_healthy(served: Served) -> bool:
+    try:
+        return httpx.get(f"{served.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,215 @@
+"""Which conversation a request belongs to, and what is kept of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from patchkv_agents.checkpoint.stores import open_store
+from patchkv_agents.context import SQLiteHistoryStore, ThreadKey, render
+from patchkv_agents.context.explaining.causes import Cause
+from patchkv_agents.context.explaining.explain import explain
+from patchkv_agents.engine import Engine
+from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_server import ServerSettings
+
+from .conftest import NewEngine
+from .serving import MODEL, Served, serving, talk, until
+
+HINT = "Answer briefly, and only of what is in the shop. " * 12
+
+
+def ask(served: Served, messages: Any, key: str = "none", **body: Any) -> dict[str, Any]:
+    """The recovery object of an answer."""
+    reply = served.client(key).chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=4, temperature=0, extra_body=body
+    )
+    recovery: dict[str, Any] = reply.recovery  # type: ignore[attr-defined]
+    return recovery
+
+
+def edited(messages: list[dict[str, Any]], index: int = 2) -> list[dict[str, Any]]:
+    changed = [dict(message) for message in messages]
+    changed[index]["content"] = "It has been sold."
+    return changed
+
+
+def test_an_edited_conversation_is_found_and_recovered(new_engine: NewEngine) -> None:
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+        messages = talk("Ann", turns=24)
+        first = ask(served, messages)
+        assert (first["tokens"], first["restored"], first["edits"]) == (first["new"], 0, [])
+        second = ask(served, edited(messages))
+        assert second["thread"] == first["thread"]
+        assert second["restored"] > second["tokens"] / 2
+        assert [edit["new_indices"] for edit in second["edits"]] == [[2]]
+        third = ask(served, [*edited(messages), {"role": "assistant", "content": "On shelf 3."}])
+        assert third["thread"] == first["thread"]
+
+
+def test_a_conversation_is_continued_where_least_is_left(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        long = talk("Ann", turns=8)
+        short = long[:5]
+        other = [*short, *talk("Bob", turns=8)[1:]]
+        names = [
+            ask(served, messages, thread=name)["thread"]
+            for name, messages in (("long", long), ("other", other))
+        ]
+        assert names == ["long", "other"]
+        assert ask(served, [*long, *talk("Ann", 1)[-1:]])["thread"] == "long"
+        assert ask(served, [*other, *talk("Ann", 1)[-1:]])["thread"] == "other"
+
+
+def test_the_same_system_prompt_alone_begins_a_thread_with_its_rows(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        first = ask(served, talk("Ann", 3, system=HINT))
+        second = ask(served, talk("Bob", 3, system=HINT))
+        assert second["thread"] != first["thread"]
+        assert second["is_exact"]
+        assert second["cache_read"] > 100
+        assert second["edits"] == []  # it has a history of its own
+        again = ask(served, [*talk("Ann", 3, system=HINT), {"role": "user", "content": "Well?"}])
+        assert again["thread"] == first["thread"]
+        assert again["cache_read"] >= first["tokens"] - 8  # it lost nothing
+
+
+def test_utility_calls_do_not_evict(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        messages = talk("Ann", turns=20)
+        first = ask(served, messages)
+        title = {"role": "system", "content": "Give the conversation a title of three words."}
+        for utility in (
+            [title, messages[1]],  # repeats what the user said first
+            [title, *messages[1:3]],
+            [{"role": "user", "content": f"Give a title to: {messages}"[:900]}],
+        ):
+            assert ask(served, utility)["thread"] != first["thread"]
+        again = ask(served, [*messages, {"role": "user", "content": "Well?"}])
+        assert again["thread"] == first["thread"]
+        assert again["cache_read"] >= first["tokens"] - 8
+
+
+def test_tenants_never_share(new_engine: NewEngine) -> None:
+    with serving(new_engine(), keys=["ann:secret-key-1", "bob:secret-key-2"]) as served:
+        for thread in (None, "mine"):
+            body = {} if thread is None else {"thread": thread}
+            messages = talk("Ann" if thread is None else "Eve", system=HINT)
+            first = ask(served, messages, "secret-key-1", **body)
+            second = ask(served, messages, "secret-key-2", **body)
+            again = ask(served, messages, "secret-key-1", user="bob", **body)
+            assert first["cache_read"] == 0 or thread  # the second one shares Ann's own prompt
+            assert second["cache_read"] == first["cache_read"]
+            assert again["cache_read"] == first["tokens"] - 1
+        tenants = {served.service.threads.owner_of(key) for key in served.service.places()}
+        assert {("ann", "mine"), ("bob", "mine")} <= tenants
+
+
+def test_users_are_tenants_without_keys(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        ask(served, talk("Ann"), user="a/b")
+        assert ask(served, talk("Ann"), user="a%2Fb")["cache_read"] == 0
+        assert ask(served, talk("Ann"))["cache_read"] == 0
+        assert ask(served, talk("Ann"), user="a/b")["cache_read"] > 0
+
+
+def test_idle_threads_are_suspended(new_engine: NewEngine) -> None:
+    with serving(new_engine(), ServerSettings(idle_suspend_s=0.1)) as served:
+        first = ask(served, talk("Ann"))
+        until(lambda: set(served.service.places().values()) == {"suspended"})
+        memory = served.service.memory()
+        assert (memory.live_bytes, memory.suspended_bytes > 0) == (0, True)
+        again = ask(served, talk("Ann"))
+        assert again["cache_read"] == first["tokens"] - 1
+        assert again["restored_formats"]
+
+
+def test_memory_stays_within_the_budget(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        ask(served, talk("Ann", 8))
+        one = sum(served.service.threads.memory())
+    with serving(new_engine(), ServerSettings(memory_budget_bytes=3 * one)) as served:
+        kept = ask(served, talk("Ann", 8))
+        ask(served, [*talk("Ann", 8), {"role": "user", "content": "Well?"}])
+        for name in "BCDEFGH":
+            ask(served, talk(name, 8))
+        until(lambda: sum(served.service.threads.memory()) <= 3 * one)
+        again = ask(served, [*talk("Ann", 8), {"role": "user", "content": "And?"}])
+        assert again["thread"] == kept["thread"]  # gone on with, so it stays before others
+        assert again["cache_read"] >= kept["tokens"] - 8
+        assert b"patchkv_evictions_total 0.0" not in _metrics(served)
+
+
+def _metrics(served: Served) -> bytes:
+    return httpx.get(f"{served.url}/metrics").content
+
+
+def test_goes_on_after_a_restart(new_engine: NewEngine, tmp_path: Path) -> None:
+    messages, store = talk("Ann", 12), open_store(tmp_path / "kv")
+
+    def engine() -> Engine:
+        history = SQLiteHistoryStore(tmp_path / "history.db")
+        return new_engine(RecoveryPolicy.default(), store=store, history=history)
+
+    with serving(engine(), store=store) as served:
+        first = ask(served, messages, user="u")
+    with serving(engine(), store=store) as served:
+        assert set(served.service.places().values()) == {"stored"}
+        assert ask(served, messages)["thread"] != first["thread"]  # another tenant's
+        second = ask(served, edited(messages), user="u")
+        assert second["thread"] == first["thread"]
+        assert second["restored"] > 0
+        assert [edit["new_indices"] for edit in second["edits"]] == [[2]]
+
+
+@pytest.mark.parametrize("name", ["01-stale-departure-board", "08-plan-revised"])
+def test_shared_edits(shared_dir: Path, new_engine: NewEngine, name: str) -> None:
+    replay(shared_dir / "edits" / f"{name}.json", new_engine)
+
+
+@pytest.mark.slow
+def test_all_shared_edits(shared_dir: Path, new_engine: NewEngine) -> None:
+    for path in sorted((shared_dir / "edits").glob("*.json")):
+        replay(path, new_engine)
+
+
+def replay(path: Path, new_engine: NewEngine) -> None:
+    """Two requests; the second is recovered, and the page can say why it missed."""
+    case = json.loads(path.read_text())
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+
+        def tools(of: Any) -> Any:
+            return [{"type": "function", "function": tool.get("function", tool)} for tool in of]
+
+        def messages(version: str) -> list[Any]:
+            return [
+                {key: value for key, value in message.items() if key != "id"}
+                for message in case[version]
+            ]
+
+        first = ask(served, messages("old"), tools=tools(case["tools"]))
+        new_tools = case.get("tools_new") or case["tools"]
+        second = ask(served, messages("new"), tools=tools(new_tools))
+        assert second["thread"] == first["thread"], path
+        assert second["restored"] > 0, path
+        key = next(iter(served.service.places()))
+        versions = served.engine.thread(key.thread).history.log()
+        assert len(versions) == 2
+        explain_names_a_cause(served, versions)
+
+
+def explain_names_a_cause(served: Served, versions: Any) -> None:
+    new, old = sorted(versions, key=lambda version: version.id, reverse=True)
+    told = explain(old, new, lambda version: render(version, served.engine.tokenizer))
+    assert told.finding.cause is not Cause.NOTHING_LOST
+    assert told.lost > 0
+
+
+def test_owner_of_a_thread(new_engine: NewEngine) -> None:
+    with serving(new_engine()) as served:
+        owner = served.service.threads.owner_of
+        assert owner(ThreadKey("user-a%2Fb/name/with/slash")) == ("user-a/b", "name/with/slash")
