@@ -1,0 +1,158 @@
+"""`patchkv serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from patchkv_agents.errors import InputError
+
+GRACE_S = 10
+"""Seconds that answers under way have to end, once the server is told to stop."""
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="smollm2 (embedded), a folder, a GGUF file or a Transformers id.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any but this machine's own needs API keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How edited contexts are recovered: exact, default (faster, approximate), or the "
+            "name of a method."
+        ),
+    ] = "exact",
+    store: Annotated[
+        str | None,
+        typer.Option(help="Where suspended KV state is kept: a folder, s3://..., redis://..."),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="SQLite file of the conversations' histories; with --store, a restart goes on "
+            "where it was. It holds what the messages say.",
+            dir_okay=False,
+        ),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="PATCHKV_API_KEY",
+            help="Key that requests must send, or name:key. Each key is a tenant: none meets "
+            "another's state. May be repeated.",
+        ),
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="File of such keys, one a line.", dir_okay=False)
+    ] = None,
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Requests answered at a time; they share the model.")
+    ] = 4,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait; more are refused (429).")
+    ] = 64,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Longest answer where a request does not say.")
+    ] = 4096,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 2**24,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Longest time from a request to the end of its answer.")
+    ] = 600.0,
+    memory_budget_gb: Annotated[
+        float, typer.Option(min=0.01, help="KV state in memory, of all threads together.")
+    ] = 8.0,
+    idle_suspend_s: Annotated[
+        float, typer.Option(min=0.1, help="Suspend a thread after so long without a request.")
+    ] = 60.0,
+    device: Annotated[str | None, typer.Option(help="Device of the model, such as cuda.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of the model for clients; MODEL if left out.")
+    ] = None,
+    log_content: Annotated[
+        bool,
+        typer.Option("--log-content", help="Write messages and answers into the log and the page."),
+    ] = False,
+) -> None:
+    """Serve a model to any program that talks to OpenAI's chat completions.
+
+    Edits of a conversation are found by comparing it with what was answered before; what they left
+    is reused. The page at / shows what happens, /metrics tells Prometheus.
+    """
+    try:
+        import uvicorn
+
+        from patchkv_server import ApiKeys, ServerSettings, create_app
+        from patchkv_server.auth import is_loopback
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"patchkv serve needs the package {error.name}: pip install 'patchkv-agents[server]'"
+        ) from None
+    keys = ApiKeys.read(api_key or (), api_keys_file)
+    if not keys and not is_loopback(host):
+        raise InputError(
+            f"{host} can be reached by others: give --api-key or --api-keys-file, or listen on "
+            "127.0.0.1"
+        )
+    budget_bytes = int(memory_budget_gb * 2**30)
+    settings = ServerSettings(
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_body_bytes=max_body_bytes,
+        timeout_s=timeout_s,
+        max_tokens=max_tokens,
+        memory_budget_bytes=budget_bytes,
+        idle_suspend_s=idle_suspend_s,
+        log_content=log_content,
+    )
+    print(f"loading {model}", file=sys.stderr)
+    from patchkv_agents.baselines import policy_named
+    from patchkv_agents.checkpoint.stores import open_store
+    from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
+    from patchkv_agents.context import SQLiteHistoryStore
+    from patchkv_agents.engine import Engine
+    from patchkv_agents.engine.loading import LoadOptions
+
+    loading: LoadOptions = {}
+    if device is not None:
+        loading["device"] = device
+    if dtype is not None:
+        loading["dtype"] = dtype
+    recovery = policy_named(policy)
+    checkpoints = None if store is None else open_store(store)
+    engine = Engine.from_pretrained(
+        model,
+        policy=recovery,
+        store=checkpoints,
+        history=None if history is None else SQLiteHistoryStore(history),
+        versions_budget_bytes=min(DEFAULT_BUDGET_BYTES, budget_bytes),
+        **loading,
+    )
+    app = create_app(engine, settings, keys, model=model_name or model, store=checkpoints)
+    _log_to_stderr()
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    if checkpoints is not None:
+        checkpoints.close()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for name in ("uvicorn", "patchkv_server"):
+        logging.getLogger(name).setLevel(logging.INFO)
