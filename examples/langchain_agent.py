@@ -25,13 +25,20 @@ from langgraph.checkpoint.memory import InMemorySaver
 from patchkv_agents import Engine
 from patchkv_langchain import PatchKVMiddleware, ScriptedChatPatchKV
 
-CASE = "Case {0}.{1} holds a clock by a maker of the town, with its weights and a painted dial. "
+ROOMS = [
+    "Tower clock {0} struck the hours for a parish and was wound by the sexton on Saturdays. ",
+    "On shelf {0} stands an hourglass from a ship that carried salt along the northern coast. ",
+    "Sundial {0}, cut from slate, shows noon in a monastery garden that is now a car park. ",
+    "Watchmakers of street {0} signed their movements with a heron, a bell or a crescent. ",
+    "Behind glass, chronometer {0} still keeps the time of an observatory that burned down. ",
+    "Visitors may wind cuckoo clock {0} themselves, if a guard is there to hold the ladder. ",
+]
 
 
 @tool
 def visit(room: int) -> str:
     """Tell what a room of the museum holds."""
-    return f"Room {room}: " + "".join(CASE.format(room, case) for case in range(12))
+    return "".join(ROOMS[room].format(number) for number in range(12))
 
 
 def main() -> int:
@@ -45,7 +52,7 @@ def main() -> int:
         answers=[*(AIMessage("", tool_calls=[call]) for call in calls), "Six rooms of clocks."],
     )
     summarizer = ScriptedChatPatchKV(
-        engine=engine, policy="default", answers=["The visitor has seen clocks in rooms 0 to 2."]
+        engine=engine, policy="default", answers=["The visitor has seen rooms 0 to 3."]
     )
     patchkv = PatchKVMiddleware()  # also suspends the KV cache while a tool runs
     agent = create_agent(
@@ -55,7 +62,7 @@ def main() -> int:
         middleware=patchkv.instrument(
             [
                 SummarizationMiddleware(summarizer, trigger=("messages", 11), keep=("messages", 4)),
-                ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=600, keep=3)]),
+                ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=500, keep=3)]),
             ]
         ),
         checkpointer=InMemorySaver(),

@@ -25,6 +25,7 @@ from patchkv_agents.cli import (
     models,
     plan_cost,
     report,
+    serve,
     show,
 )
 from patchkv_agents.errors import PatchKVError
@@ -47,6 +48,7 @@ app.command(name="show")(show.show)
 app.command(name="explain")(explain.explain)
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="report")(report.report)
+app.command(name="serve")(serve.serve)
 app.command(name="plan-cost")(plan_cost.plan_cost)
 
 

@@ -77,7 +77,7 @@ def serve(
         str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
     ] = None,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients; MODEL if left out.")
+        str | None, typer.Option(help="Name of the model for clients; MODEL, or its folder's name, if left out.")
     ] = None,
     log_content: Annotated[
         bool,
@@ -138,7 +138,8 @@ def serve(
         versions_budget_bytes=min(DEFAULT_BUDGET_BYTES, budget_bytes),
         **loading,
     )
-    app = create_app(engine, settings, keys, model=model_name or model, store=checkpoints)
+    name = model_name or (None if Path(model).exists() else model)
+    app = create_app(engine, settings, keys, model=name, store=checkpoints)
     _log_to_stderr()
     uvicorn.run(
         app,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 
@@ -110,6 +111,41 @@ def test_a_fork_that_fails_leaves_nothing_behind(engine, thread, monkeypatch):
             thread.fork("half")
     assert thread.fork("half").sequence.token_ids.tolist() == thread.sequence.token_ids.tolist()
     engine.drop("half")
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_thread_begins_with_the_prefix_of_another(engine, thread, is_suspended):
+    """Rows that have seen what follows stay out of it, and the other thread keeps all of its."""
+    thread.generate(MESSAGES, max_new_tokens=2)
+    if is_suspended:
+        thread.suspend()
+    other = engine.thread("begins alike")
+    try:
+        common = other.share_prefix(thread, edited())
+        assert common == len(other.sequence.token_ids) == len(other.sequence.checkpoint) > 16
+        assert not len(other.history)
+        with pytest.raises(PatchKVError, match="has state already"):
+            other.share_prefix(thread, edited())
+        reply = other.generate(edited(), max_new_tokens=2)
+        alone = engine.thread("alone").generate(edited(), max_new_tokens=2)
+        assert reply.report.is_exact and reply.report.cache_read == common
+        torch.testing.assert_close(reply.first_logits, alone.first_logits)
+    finally:
+        engine.drop("begins alike")
+        engine.drop("alone")
+    report = thread.generate(MESSAGES, max_new_tokens=2).report
+    assert report.is_exact and report.prefix == report.tokens - 1
+
+
+def test_a_thread_that_must_forget_gives_no_prefix(engine, thread):
+    thread.generate(MESSAGES, max_new_tokens=2)
+    with contextlib.closing(thread.stream(MESSAGES, max_new_tokens=4)) as answering:
+        next(answering)
+        thread.clear()  # does so at its next call
+        with pytest.raises(PatchKVError, match="answering"):
+            engine.thread("new").share_prefix(thread, MESSAGES)
+    assert engine.thread("new").share_prefix(thread, MESSAGES) == 0
+    engine.drop("new")
 
 
 def test_a_stream_copies_and_checks_at_the_call(thread):

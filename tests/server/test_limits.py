@@ -255,32 +255,19 @@ def test_soak(new_engine: NewEngine, smollm2_model: Any, smollm2_tokenizer: Any)
         until(lambda: sum(served.service.threads.memory()) <= budget)
 
 
-CHILD = """
-import sys
-from pathlib import Path
-import torch, uvicorn
-from patchkv_agents.checkpoint.stores import open_store
-from patchkv_agents.context import SQLiteHistoryStore
-from patchkv_agents.engine import Engine
-from patchkv_server import ServerSettings, create_app
-folder = Path(sys.argv[1])
-store = open_store(folder / "kv")
-engine = Engine.from_pretrained(
-    str(folder / "model"), store=store, history=SQLiteHistoryStore(folder / "history.db")
-)
-app = create_app(engine, ServerSettings(idle_suspend_s=0.05), model="tiny", store=store)
-server = uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[2]), log_level="warning"))
-server.run()
-"""
-
-
 def test_killed_while_it_streams(new_engine: NewEngine, tmp_path: Path) -> None:
     """Another process goes on with what was stored."""
     engine = new_engine()
     engine.adapter.model.save_pretrained(tmp_path / "model")
     engine.tokenizer.save_pretrained(tmp_path / "model")
     port = _free_port()
-    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), str(port)])
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "patchkv_agents.cli.main", "serve", str(tmp_path / "model")),
+            *("--port", str(port), "--model-name", MODEL, "--idle-suspend-s", "0.1"),
+            *("--store", str(tmp_path / "kv"), "--history", str(tmp_path / "history.db")),
+        ]
+    )
     try:
         child = Served(f"http://127.0.0.1:{port}", FastAPI())
         until(lambda: _is_healthy(child), within_s=60)
