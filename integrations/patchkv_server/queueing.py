@@ -14,24 +14,24 @@ class FairQueue(Generic[Item]):
     """Waiting items of several tenants: round robin among tenants, first come first for each.
 
     A tenant of which fewer items are running goes before others. An item that cannot run yet is
-    passed over. Not safe for several threads.
+    passed over. Not safe for several threads, but how many wait and run can be read from any.
 
     Args:
         most: items that may wait.
+
+    Attributes:
+        running: items that were taken and are not done.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # longest not served first
+        self._count = 0  # of those
         self._running: Counter[str] = Counter()
+        self.running = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    @property
-    def running(self) -> int:
-        """Items that were taken and are not done."""
-        return self._running.total()
+        return self._count
 
     def __iter__(self) -> Iterator[Item]:
         for items in self._waiting.values():
@@ -42,6 +42,7 @@ class FairQueue(Generic[Item]):
         if len(self) >= self._most + beyond:
             return False
         self._waiting.setdefault(tenant, deque()).append(item)
+        self._count += 1
         return True
 
     def take(self, place_for: Callable[[Item], Place | None]) -> tuple[Item, Place] | None:
@@ -58,11 +59,13 @@ class FairQueue(Generic[Item]):
                     if tenant in self._waiting:
                         self._waiting.move_to_end(tenant)
                     self._running[tenant] += 1
+                    self.running += 1
                     return item, place
         return None
 
     def done(self, tenant: str) -> None:
         """An item that was taken is done."""
+        self.running -= 1
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
@@ -73,6 +76,7 @@ class FairQueue(Generic[Item]):
         if items is None or item not in items:
             return False
         items.remove(item)
+        self._count -= 1
         if not items:
             del self._waiting[tenant]
         return True

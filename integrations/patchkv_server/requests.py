@@ -125,7 +125,7 @@ def read_request(
         raise invalid("stream_options has to be an object", "stream_options")
     return ChatRequest(
         tenant=tenant,
-        thread=_thread(body.get("thread", thread)),
+        thread=_name(thread if body.get("thread") is None else body["thread"], "thread"),
         messages=parsed,
         tools=tools,
         template_args=template_args,
@@ -176,10 +176,6 @@ def _check_model(model: Any, models: Sequence[str]) -> None:
             param="model",
             code="model_not_found",
         )
-
-
-def _thread(name: Any) -> str | None:
-    return _name(name, "thread")
 
 
 def _name(name: Any, field: str) -> str | None:

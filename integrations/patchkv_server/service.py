@@ -75,9 +75,9 @@ class Ticket:
 class Service:
     """One engine for the requests of all tenants.
 
-    `submit`, `cancel`, `start` and `close` are for the event loop. The engine runs in worker
-    threads; what it computes for a request that is cancelled it gives up at the next token, and a
-    prefill it ends first, so that the same request may be repeated.
+    `submit`, `cancel`, `start`, `finish` and `close` are for the event loop. The engine runs in
+    worker threads; what it computes for a request that is cancelled it gives up at the next token,
+    and a prefill it ends first, so that the same request may be repeated.
 
     Args:
         engine: answers.
@@ -114,15 +114,24 @@ class Service:
         await self._loop.run_in_executor(self._keeper, self.threads.rediscover)
         self._keeping = asyncio.create_task(self._keep())
 
-    async def close(self) -> None:
-        """End all answers, and store the threads."""
+    async def finish(self, within_s: float) -> None:
+        """Take up no more requests, and give answers under way so many seconds to end."""
         self._is_closed = True
-        if self._keeping is not None:
-            self._keeping.cancel()
-        for ticket in [*self._running, *self._queue]:
+        for ticket in [*self._queue]:
+            ticket.put(_closed())
+        end = time.monotonic() + within_s
+        while self._running and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        for ticket in [*self._running]:
             ticket.put(_closed())
             ticket.cancelled.set()
-        await asyncio.to_thread(self._workers.shutdown, cancel_futures=False)
+
+    async def close(self) -> None:
+        """End all answers, and store the threads."""
+        await self.finish(0.0)
+        if self._keeping is not None:
+            self._keeping.cancel()
+        await asyncio.to_thread(self._workers.shutdown)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._keeper, self.threads.suspend_all)
         await loop.run_in_executor(self._keeper, self.engine.flush)
@@ -137,9 +146,8 @@ class Service:
         if self._is_closed:
             raise _closed()
         ticket = Ticket(request)
-        # One that can run at once does not wait.
-        is_free = self._queue.running < self.settings.max_running and not len(self._queue)
-        if not self._queue.put(request.tenant, ticket, beyond=int(is_free)):
+        free = self.settings.max_running - self._queue.running  # these do not have to wait
+        if not self._queue.put(request.tenant, ticket, beyond=free):
             raise ApiError(
                 429,
                 f"{len(self._queue)} requests are waiting already: try again later",

@@ -41,9 +41,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            value, least = getattr(self, name), 0 if name in ("max_waiting", "log_content") else 1
+            value, least = getattr(self, name), 0 if name == "max_waiting" else 1
             if name.endswith("_s"):
-                least = 0
-            if value < least or (name.endswith("_s") and value == 0):
-                wanted = "more than 0" if name.endswith("_s") else f"at least {least}"
-                raise InputError(f"{name} is {value}: it has to be {wanted}")
+                if not value > 0:
+                    raise InputError(f"{name} is {value}: it has to be more than 0")
+            elif name != "log_content" and value < least:
+                raise InputError(f"{name} is {value}: it has to be at least {least}")

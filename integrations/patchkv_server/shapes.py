@@ -25,6 +25,7 @@ class Shape:
         sizes: of the messages.
         system: text of the system messages at the beginning.
         talk: index of the first message behind these.
+        said: hashes of the messages from there on.
     """
 
     opening: str
@@ -32,6 +33,7 @@ class Shape:
     sizes: tuple[int, ...]
     system: str
     talk: int
+    said: frozenset[str]
 
     @classmethod
     def of(
@@ -41,12 +43,14 @@ class Shape:
         talk = 0
         while talk < len(messages) and messages[talk].role in ("system", "developer"):
             talk += 1
+        hashes = tuple(message.content_hash for message in messages)
         return cls(
             opening="\n".join([*(tool.text for tool in tools), template_args.text]),
-            hashes=tuple(message.content_hash for message in messages),
+            hashes=hashes,
             sizes=tuple(map(_size, messages)),
             system="\n".join(message.text for message in messages[:talk]),
             talk=talk,
+            said=frozenset(hashes[talk:]),
         )
 
     @classmethod
@@ -90,9 +94,11 @@ class Shape:
         It is not where they have only the system prompt in common, or little else, or where
         another program asks something short about the conversation (as for a title).
         """
+        if self.said.isdisjoint(old.said):  # most are, and this is fast
+            return False
         mine, its = sum(self.sizes[self.talk :]), sum(old.sizes[old.talk :])
         common = self._common(old, self.talk)
-        if not common or common < _SAME_TALK * min(mine, its):
+        if common < _SAME_TALK * min(mine, its):
             return False
         is_short = self.size < _UTILITY * old.size
         return not is_short or _is_similar(self.system, old.system)

@@ -137,19 +137,22 @@ class ThreadTable:
             answered: whether the context was taken up.
         """
         entry = claim.entry
-        sizes = None if thread is None else _sizes(thread)
-        with self._lock:
-            entry.used = time.monotonic()
-            if answered:
-                entry.turns += 1
-            elif entry.shapes:
-                entry.shapes.pop()
-            if sizes is not None:
-                self._note(entry, sizes)
-            entry.is_busy = False
-            is_empty = not entry.turns and not entry.shapes
-            if is_empty:
-                self._entries.pop(entry.key, None)
+        sizes = None
+        try:
+            sizes = None if thread is None else _sizes(thread)
+        finally:  # whatever is wrong with its state, the thread is free
+            with self._lock:
+                entry.used = time.monotonic()
+                if answered:
+                    entry.turns += 1
+                elif entry.shapes:
+                    entry.shapes.pop()
+                if sizes is not None:
+                    self._note(entry, sizes)
+                entry.is_busy = False
+                is_empty = not entry.turns and not entry.shapes
+                if is_empty:
+                    self._entries.pop(entry.key, None)
         if is_empty:
             self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
 

@@ -11,9 +11,6 @@ import typer
 
 from patchkv_agents.errors import InputError
 
-GRACE_S = 10
-"""Seconds that answers under way have to end, once the server is told to stop."""
-
 
 def serve(
     model: Annotated[
@@ -77,7 +74,10 @@ def serve(
         str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
     ] = None,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients; MODEL, or its folder's name, if left out.")
+        str | None,
+        typer.Option(
+            help="Name of the model for clients; MODEL, or its folder's name, if left out."
+        ),
     ] = None,
     log_content: Annotated[
         bool,
@@ -90,10 +90,9 @@ def serve(
     is reused. The page at / shows what happens, /metrics tells Prometheus.
     """
     try:
-        import uvicorn
-
         from patchkv_server import ApiKeys, ServerSettings, create_app
         from patchkv_server.auth import is_loopback
+        from patchkv_server.running import AppServer
     except ModuleNotFoundError as error:
         raise InputError(
             f"patchkv serve needs the package {error.name}: pip install 'patchkv-agents[server]'"
@@ -141,14 +140,7 @@ def serve(
     name = model_name or (None if Path(model).exists() else model)
     app = create_app(engine, settings, keys, model=name, store=checkpoints)
     _log_to_stderr()
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_S,
-    )
+    AppServer(app, host, port).run()
     if checkpoints is not None:
         checkpoints.close()
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 from openai import OpenAI
 
 from patchkv_agents.engine import Engine
 from patchkv_server import ApiKeys, ServerSettings, create_app
+from patchkv_server.running import AppServer
 from patchkv_server.service import Service
 
 MODEL = "tiny"
@@ -46,8 +46,7 @@ def serving(
     engine: Engine, settings: ServerSettings | None = None, keys: Sequence[str] = (), **more: Any
 ) -> Iterator[Served]:
     app = create_app(engine, settings, ApiKeys(keys), model=MODEL, **more)
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = AppServer(app, "127.0.0.1", 0, grace_s=0.1)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)

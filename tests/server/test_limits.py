@@ -167,6 +167,20 @@ def test_nothing_of_a_prompt_is_logged(
     assert text not in logged
 
 
+def test_the_server_ends_while_it_answers(new_engine: NewEngine, gate: threading.Event) -> None:
+    with serving(new_engine(), ServerSettings(max_running=1)) as served:
+        stream = iter(ask(served, "Ann", stream=True))
+        next(stream)
+        waiting, results = in_background(lambda: ask(served, "Bob"))
+        until(lambda: _lengths(served) == (1, 1))
+        threading.Timer(0.5, gate.set).start()  # a step of the model is not broken off
+    waiting.join(20)
+    assert isinstance(results[0], openai.InternalServerError)
+    assert results[0].code == "shutting_down"
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(stream)
+
+
 def test_fair_among_tenants() -> None:
     queue: FairQueue[str] = FairQueue(10)
     for item in ("a1", "a2", "a3", "b1", "c1"):
