@@ -149,12 +149,12 @@ class ThreadTable:
                     entry.shapes.pop()
                 if sizes is not None:
                     self._note(entry, sizes)
-                entry.is_busy = False
                 is_empty = not entry.turns and not entry.shapes
-                if is_empty:
-                    self._entries.pop(entry.key, None)
+                entry.is_busy = is_empty
         if is_empty:
             self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
+            with self._lock:
+                del self._entries[entry.key]
 
     def _best(self, request: ChatRequest) -> Entry | None:
         """The conversation that the request continues; None if it begins one."""
@@ -165,7 +165,8 @@ class ThreadTable:
                 continue
             known = [old for old in entry.shapes if shape.continues(old)]
             if known:
-                has_state = entry.place != "stored" or self._has_store
+                # What is being answered has state, or soon will.
+                has_state = entry.is_busy or entry.place != "stored" or self._has_store
                 left = min(shape.left_after(old, exact=exact) for old in known)
                 candidates.append((left if has_state else shape.size, -entry.used, entry))
         candidates.sort(key=lambda candidate: candidate[:2])

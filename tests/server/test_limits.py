@@ -117,6 +117,23 @@ def test_a_client_that_goes_away(new_engine: NewEngine, gate: threading.Event) -
         assert ask(served, "Ann").recovery["cache_read"] > 0  # what was prefilled is not lost
 
 
+def test_a_repeated_request_waits_for_what_is_computed(
+    new_engine: NewEngine, gate: threading.Event
+) -> None:
+    with serving(new_engine()) as served:
+        long = "Ann " * 60
+        jobs = [in_background(lambda: ask(served, long)) for _ in range(2)]
+        until(lambda: _lengths(served) == (1, 1))
+        ask_other, other = in_background(lambda: ask(served, "Bob"))
+        until(lambda: _lengths(served) == (1, 2))  # others go on
+        gate.set()
+        for thread, _ in [*jobs, (ask_other, other)]:
+            thread.join(20)
+        computed = sorted(r[0].recovery["tokens"] - r[0].recovery["cache_read"] for _, r in jobs)
+        assert computed[0] == 1
+        assert len({results[0].recovery["thread"] for _, results in jobs}) == 1
+
+
 def test_time_is_up(new_engine: NewEngine, gate: threading.Event) -> None:
     with serving(new_engine(), ServerSettings(timeout_s=0.5, keep_alive_s=0.1)) as served:
         with pytest.raises(openai.InternalServerError) as caught:
