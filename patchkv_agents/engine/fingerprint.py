@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import align_module_device
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLES = 256
@@ -38,6 +37,8 @@ def _add(digest: hashlib.blake2b, name: str, weight: Any, model: PreTrainedModel
     if not isinstance(weight, torch.Tensor):  # settings of a quantised layer
         digest.update(f"{name} {weight!r}".encode())
     elif weight.is_meta:  # offloaded by Accelerate: read again, one at a time
+        from accelerate.utils import align_module_device
+
         module, _, own = name.rpartition(".")
         with align_module_device(model.get_submodule(module), torch.device("cpu")):
             _add(digest, name, getattr(model.get_submodule(module), own), model)
