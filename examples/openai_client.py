@@ -40,8 +40,8 @@ def conversation(pressure: str) -> list[dict[str, Any]]:
     ]
 
 
-def ask(client: OpenAI, model: str, messages: list[dict[str, Any]]) -> None:
-    """Stream one answer, and print how the context's state was obtained."""
+def ask(client: OpenAI, model: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stream one answer, and print how the context's state was obtained; returns that."""
     answer = client.chat.completions.create(
         model=model,
         messages=messages,  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def ask(client: OpenAI, model: str, messages: list[dict[str, Any]]) -> None:
     for chunk in answer:
         if chunk.choices and chunk.choices[0].delta.content:
             print(chunk.choices[0].delta.content, end="", flush=True)
-    recovery = chunk.recovery  # type: ignore[attr-defined]
+    recovery: dict[str, Any] = chunk.recovery  # type: ignore[attr-defined]
     print(
         f"\n  {recovery['tokens']} tokens: {recovery['cache_read']} as they were, "
         f"{recovery['restored']} restored, the rest computed; first token after "
@@ -62,6 +62,7 @@ def ask(client: OpenAI, model: str, messages: list[dict[str, Any]]) -> None:
     for edit in recovery["edits"]:
         print(f"  edit found: {edit['kind']}, message {edit['new_indices']}")
     print()
+    return recovery
 
 
 @contextmanager
@@ -85,14 +86,15 @@ def server() -> Iterator[str]:
         process.wait()
 
 
-def main() -> None:
-    """Two requests whose contexts differ in the middle."""
+def main() -> int:
+    """Two requests whose contexts differ in the middle; 0 if the second one was recovered."""
     with server() as address:
         client = OpenAI(base_url=address, api_key="none")
         model = client.models.list().data[0].id
         ask(client, model, conversation("5.2 bar"))
-        ask(client, model, conversation("5.9 bar, rising"))
+        recovery = ask(client, model, conversation("5.9 bar, rising"))
+    return 0 if recovery["restored"] and recovery["edits"] else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
