@@ -61,7 +61,7 @@ def write_report(folders: Iterable[Path], out: Path) -> Written:
     figures = []
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
+        out.write_text(page, encoding="utf-8", errors="backslashreplace")
         for picture in pictures(sections):
             beside.mkdir(exist_ok=True)
             figures.append(beside / f"{picture.name}.png")

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from patchkv_evals.errors import DataError
 from patchkv_evals.provenance import SCHEMA
@@ -29,6 +32,7 @@ GROWING = ("command", "created", "data", "edits", "methods", "limit")
 """Keys of the configuration that may differ when a run goes on; all others must be equal."""
 
 _CONFIG, _RESULTS, _FAILURES = "config.json", "results.jsonl", "failures.jsonl"
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,30 @@ def read_run(folder: str | Path) -> Run:
     return _run(folder, config)
 
 
+@contextmanager
+def sole_writer(folder: str | Path) -> Iterator[None]:
+    """Keep other processes' runs out of a folder: two would count the same episode twice.
+
+    Raises:
+        DataError: another run writes to the folder.
+    """
+    path = Path(folder) / _LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)  # falls with the process, however that ends
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise DataError(
+            f"another run is writing to {folder}: wait for its end, or choose another folder."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class ResultsFolder:
-    """A run's folder, open for writing. Made, or gone on with.
+    """A run's folder, open for writing by a `sole_writer`. Made, or gone on with.
 
     Args:
         folder: where.

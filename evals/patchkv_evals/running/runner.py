@@ -14,7 +14,7 @@ from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import EpisodeKind, PassagePool, RenderedCounter, build_episode
 from patchkv_evals.errors import EpisodeError
 from patchkv_evals.running.methods import MethodRuns, steps_of
-from patchkv_evals.running.results import ResultsFolder, Run
+from patchkv_evals.running.results import ResultsFolder, Run, sole_writer
 from patchkv_evals.running.spec import FULL_PREFILL, RunSpec
 
 
@@ -73,19 +73,22 @@ def run(
         progress: told where the run stands.
 
     Raises:
-        DataError: the folder holds another run, or its files are damaged.
+        DataError: the folder holds another run, its files are damaged, or another process's run
+            is writing to it.
         InputError: two methods have the same name, or one that of the full prefill.
     """
     methods = {policy.name: policy for policy in policies}
     if len(methods) < len(policies) or FULL_PREFILL in methods:
         raise InputError(f"give each method once, and a name other than {FULL_PREFILL}")
-    results = ResultsFolder(folder, spec.config(engine, tuple(methods)))
-    runner = _Runner(engine, rows, methods, spec, results, budget_minutes, progress)
-    try:
-        runner.run()
-    finally:  # also when interrupted
-        results.write_summary()
-    return Outcome(results.run(), runner.left)
+    config = spec.config(engine, tuple(methods))
+    with sole_writer(folder):
+        results = ResultsFolder(folder, config)
+        runner = _Runner(engine, rows, methods, spec, results, budget_minutes, progress)
+        try:
+            runner.run()
+        finally:  # also when interrupted
+            results.write_summary()
+        return Outcome(results.run(), runner.left)
 
 
 class _Runner:

@@ -225,6 +225,12 @@ def test_text_from_outside_is_escaped_and_nothing_is_fetched(tmp_path):
     assert not [a for a in page.addresses if not re.match(r"#|data:image/png;base64,|max-width", a)]
 
 
+def test_text_that_is_no_utf8_is_shown_escaped(tmp_path):
+    """As a command has it that names a file by other bytes."""
+    page = small(tmp_path, records(rows=2, methods=MAIN[:2]), command="eval --data \udcff.jsonl")
+    assert r"eval --data \udcff.jsonl" in page.text
+
+
 def test_a_page_without_benchmarks_has_no_part_for_them(tmp_path):
     page = small(tmp_path, records(rows=2, methods=MAIN[:2]))
     assert "Benchmarks" not in page.text

@@ -178,6 +178,21 @@ def test_another_run_in_the_same_folder(
     assert read_run(folder).records == finished.records
 
 
+def test_two_runs_do_not_write_to_one_folder(engine: Engine, finished: Run, tmp_path: Path) -> None:
+    """Both would append the same episodes, and the summary would count them twice."""
+    folder = copied(finished, tmp_path)
+    told: list[str] = []
+
+    def start_another(state: Progress) -> None:
+        with pytest.raises(DataError, match="another run is writing to") as error:
+            start(engine, folder)
+        told.append(str(error.value))
+
+    again = start(engine, folder, progress=start_another).run
+    assert told and again.records == finished.records
+    assert start(engine, folder).run.records == finished.records
+
+
 def test_methods_edits_and_the_limit_may_grow(
     engine: Engine, finished: Run, tmp_path: Path
 ) -> None:
