@@ -29,6 +29,7 @@ from patchkv_langchain.chat_answers import Answered, ChunkMaker
 from patchkv_langchain.chat_async import iterate_in_thread
 from patchkv_langchain.chat_engines import (
     EnginesByName,
+    answers_key,
     context_tokens,
     policy_of,
     shared_engine,
@@ -40,6 +41,7 @@ from patchkv_langchain.chat_requests import (
     tool_choice_of,
 )
 from patchkv_langchain.chat_threads import Conversation, chat_threads
+from patchkv_langchain.chat_tokens import prompt_tokens, text_tokens
 from patchkv_langchain.notes import served_by
 from patchkv_langchain.records import declared_edits
 
@@ -138,6 +140,12 @@ class ChatPatchKV(BaseChatModel):
         return {**shown, "stop": self.stop, "seed": self.seed, "policy": policy}
 
     @override
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """What LangChain's caches know answers by; an engine's weights and defaults among it."""
+        settings = self.template_args, self.answer_style, self.policy, self.model_kwargs
+        return f"{super()._get_llm_string(stop, **kwargs)}---{answers_key(self.engine, settings)}"
+
+    @override
     def _resolve_model_profile(self) -> ModelProfile | None:
         limit = context_tokens(self.model) if self.engine is None else self.engine.max_tokens
         profile = ModelProfile(
@@ -164,6 +172,28 @@ class ChatPatchKV(BaseChatModel):
         if name not in self._engines:
             self._engines[name] = shared_engine(name, self.model_kwargs)
         return self._engines[name]
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """The tokens of a text that stands in a message. Loads the model."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return text_tokens(self.load(), text)
+
+    @override
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """The tokens of the prompt for these messages, as in `input_tokens`. Loads the model.
+
+        Args:
+            messages: of the context; any part of one may be counted.
+            tools: shown to the model, in any form that LangChain knows.
+
+        Raises:
+            ContextError: a message cannot be rendered.
+        """
+        return prompt_tokens(self.load(), messages, tools or (), self.template_args)
 
     # LangChain's entry points, which note the configuration of the call.
 

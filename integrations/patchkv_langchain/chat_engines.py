@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -67,6 +68,18 @@ def policy_of(policy: str | RecoveryPolicy | None) -> RecoveryPolicy | None:
     from patchkv_agents.baselines import policy_named
 
     return policy_named(policy)
+
+
+def answers_key(engine: Engine | None, settings: Any) -> str:
+    """A digest of what decides answers besides LangChain's own parameters.
+
+    Args:
+        engine: that was given to the chat model, whose name then says nothing; None if it is loaded
+            by its name.
+        settings: of the chat model.
+    """
+    given = engine and (engine.fingerprint, engine.tokenizer.chat_template, engine.policy)
+    return blake2b(repr((given, settings)).encode(), digest_size=16).hexdigest()
 
 
 def context_tokens(model: str) -> int | None:

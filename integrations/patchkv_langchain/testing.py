@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 from pydantic import Field, PrivateAttr
 
 from patchkv_agents.context import Message, from_langchain
+from patchkv_agents.context.rendering.template import ChatTemplate
 from patchkv_agents.errors import InputError
 from patchkv_langchain.chat import ChatPatchKV
 
@@ -61,19 +62,25 @@ def _written(
     answer: AIMessage, messages: Sequence[Message], engine: Engine, options: dict[str, Any]
 ) -> str:
     """The text of an answer, as the chat template writes it behind the context."""
-    context = [message.to_openai() for message in messages]
     (said,) = from_langchain([answer], keep="shown")
-    arguments: dict[str, Any] = {
-        "tools": [tool.load() for tool in options.get("tools") or ()] or None,
-        "tokenize": False,
-        **(options.get("template_args") or {}),
-    }
-    tokenizer = engine.tokenizer
-    prompt = tokenizer.apply_chat_template(context, add_generation_prompt=True, **arguments)
-    whole = tokenizer.apply_chat_template([*context, said.to_openai()], **arguments)
-    if not isinstance(prompt, str) or not str(whole).startswith(prompt):
-        raise InputError(
-            "the chat template writes an answer in another way than it begins one: give the "
-            "answer as a text"
+    template = ChatTemplate(engine.tokenizer)
+
+    def rendered(context: Sequence[Message], *, prompt: bool) -> str:
+        return template.apply(
+            context,
+            options.get("tools") or (),
+            options.get("template_args") or {},
+            add_generation_prompt=prompt,
+            visit=lambda _message, _field, text: text,
         )
-    return str(whole)[len(prompt) :].partition(str(tokenizer.eos_token))[0]
+
+    begun = rendered(messages, prompt=True)
+    whole = rendered([*messages, said], prompt=False)
+    written = whole[len(begun) :].partition(str(engine.tokenizer.eos_token))[0]
+    shows_calls = all(call.name in written for call in said.tool_calls)
+    if not whole.startswith(begun) or not shows_calls:
+        raise InputError(
+            "the chat template writes an answer in another way than it begins one, or without its "
+            "calls: give the answer as a text"
+        )
+    return written

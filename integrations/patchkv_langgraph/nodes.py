@@ -68,8 +68,8 @@ def track_edits(
     graph, and with a result that says nothing of the messages, nothing is recorded.
 
     Args:
-        node: a function, method, coroutine function, object with `__call__`, or Runnable (a
-            subgraph, a `ToolNode`).
+        node: a function, method, coroutine or generator function, object with `__call__`, or
+            Runnable (a subgraph, a `ToolNode`).
         history: where versions go.
         messages_key: the messages' key in the state.
         author: name for the edits; the node's name in the graph if left out.
@@ -91,6 +91,8 @@ def track_edits(
             kind=kind,
             reducer=reducer,
         )
+    if inspect.isgeneratorfunction(node) or inspect.isasyncgenfunction(node):
+        node = RunnableLambda(node)  # as LangGraph does: what it yields is added up
     known = None if kind is None else edit_kind(kind)
     tracker = _Tracker(history, messages_key, author, known, reducer)
     if isinstance(node, Runnable):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ClearToolUsesEdit, ContextEditingMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from transformers import PreTrainedTokenizerBase
 
@@ -109,3 +110,28 @@ def test_a_script_that_is_too_short_says_so(engine: Engine) -> None:
     assert model.invoke("Hi.").text == "Hello."
     with pytest.raises(InputError, match="has 1 answers"):
         model.invoke("Hi.")
+
+
+CALL = AIMessage("", tool_calls=[{"id": "c", "name": "look", "args": {"place": "room 1"}}])
+
+
+def test_a_message_can_be_scripted_behind_content_in_parts(engine: Engine) -> None:
+    """Such as the system message that `TodoListMiddleware` makes."""
+    model = ScriptedChatPatchKV(engine=engine, answers=[CALL]).bind_tools([look])
+    system = SystemMessage([{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Go."}])
+    answer = model.invoke([system, HumanMessage("Where are the clocks?")])
+    assert [call["args"] for call in answer.tool_calls] == [{"place": "room 1"}]
+
+
+def test_a_template_that_leaves_out_scripted_calls_is_an_error(
+    smollm2_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    tokenizer = copy.deepcopy(smollm2_tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    engine = tiny_engine(tokenizer, max_tokens=500)
+    model = ScriptedChatPatchKV(engine=engine, answers=[CALL])
+    with pytest.raises(InputError, match="without its calls"):
+        model.invoke("Where are the clocks?")

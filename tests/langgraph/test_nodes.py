@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -82,6 +83,14 @@ async def arefresh(state: MessagesState) -> dict[str, Any]:
     return {"messages": [replaced(state, "on its way")]}
 
 
+def yields(state: MessagesState) -> Iterator[dict[str, Any]]:
+    yield refresh(state)
+
+
+async def ayields(state: MessagesState) -> AsyncIterator[dict[str, Any]]:
+    yield refresh(state)
+
+
 class Refresher:
     """A node that is an object, and one that is its method."""
 
@@ -97,6 +106,8 @@ class Refresher:
     [
         refresh,
         arefresh,
+        yields,
+        ayields,
         Refresher(),
         Refresher().method,
         partial(lambda state, text: {"messages": [replaced(state, text)]}, text="on its way"),
@@ -104,14 +115,25 @@ class Refresher:
         RunnableLambda(refresh, afunc=arefresh),
         chain(refresh),
     ],
-    ids=["def", "async", "object", "method", "partial", "lambda", "both", "graph"],
+    ids=[
+        "def",
+        "async",
+        "generator",
+        "async generator",
+        "object",
+        "method",
+        "partial",
+        "lambda",
+        "both",
+        "graph",
+    ],
 )
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_every_form_of_node(node: Any, mode: str, history: GraphHistory) -> None:
     graph = chain(track_edits(node, history=history), names=["refresh"])
     if mode == "async":
         result = asyncio.run(graph.ainvoke(question(), config()))
-    elif node is arefresh:
+    elif node in (arefresh, ayields):
         with pytest.raises(TypeError, match="synchronous"):  # as LangGraph says of the node itself
             graph.invoke(question(), config())
         return

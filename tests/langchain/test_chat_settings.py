@@ -1,0 +1,115 @@
+"""What LangChain asks of a chat model besides answers: keys of its caches, counts of tokens."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from langchain_core.caches import InMemoryCache
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim_messages
+from langchain_core.tools import tool
+
+from patchkv_agents import RecoveryPolicy
+from patchkv_agents.errors import ContextError
+from patchkv_langchain import ChatPatchKV
+
+from ..engine.models import tiny_engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from patchkv_agents.engine import Engine
+
+SHORT = RecoveryPolicy(
+    "short", window_tokens=8, attention_fraction=0.0, tail_tokens=4, block_size=8
+)
+CONTEXT = [
+    SystemMessage("Be brief."),
+    HumanMessage("What is in the hall?"),
+    AIMessage("A clock."),
+    HumanMessage("And in the <|im_end|> garden?"),
+]
+
+
+@tool
+def look(place: str) -> str:
+    """Look at a place."""
+    return place
+
+
+def test_a_cache_serves_the_same_settings(chat_engine: Engine, tiny_chat_engine: Engine) -> None:
+    cache = InMemoryCache()
+    first = ChatPatchKV(engine=chat_engine, max_tokens=2, cache=cache).invoke("Hi")
+    same = ChatPatchKV(engine=tiny_chat_engine, max_tokens=2, cache=cache).invoke("Hi")
+    assert same.id == first.id
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"template_args": {"enable_thinking": False}},
+        {"answer_style": "llama3"},
+        {"policy": replace(SHORT, window_tokens=16)},
+    ],
+)
+def test_a_cache_does_not_serve_other_settings(
+    tiny_chat_engine: Engine, settings: dict[str, Any]
+) -> None:
+    cache = InMemoryCache()
+    given: dict[str, Any] = {"engine": tiny_chat_engine, "max_tokens": 2, "cache": cache}
+    first = ChatPatchKV(**given, policy=SHORT).invoke("Hi")
+    other = ChatPatchKV(**{**given, "policy": SHORT, **settings}).invoke("Hi")
+    assert other.id != first.id
+
+
+def test_a_cache_does_not_serve_another_engine(
+    tiny_chat_engine: Engine, smollm2_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Both are called by the default name of a model."""
+    cache = InMemoryCache()
+    torch.manual_seed(7)
+    other = tiny_engine(smollm2_tokenizer, 4096)
+    with torch.no_grad():
+        other.adapter.model.get_output_embeddings().weight.neg_()
+    first = ChatPatchKV(engine=tiny_chat_engine, max_tokens=4, cache=cache).invoke("Hi")
+    second = ChatPatchKV(engine=other, max_tokens=4, cache=cache).invoke("Hi")
+    assert second.content != first.content
+
+
+@pytest.mark.parametrize("tools", [[], [look]])
+def test_tokens_are_counted_as_the_model_gets_them(
+    tiny_chat_engine: Engine, tools: list[Any]
+) -> None:
+    model = ChatPatchKV(engine=tiny_chat_engine, max_tokens=1)
+    usage: Any = (model.bind_tools(tools) if tools else model).invoke(CONTEXT).usage_metadata
+    assert model.get_num_tokens_from_messages(CONTEXT, tools=tools) == usage["input_tokens"]
+    assert model.get_num_tokens_from_messages([]) == 0
+    assert model.get_num_tokens("A clock.") == len(model.get_token_ids("A clock.")) == 3
+    assert ChatPatchKV(custom_get_token_ids=lambda _: [1]).get_num_tokens("A clock.") == 1
+
+
+def test_a_context_is_trimmed_by_the_models_count(tiny_chat_engine: Engine) -> None:
+    model = ChatPatchKV(engine=tiny_chat_engine, max_tokens=1)
+    page = HumanMessage("The hall has a clock. " * 30)
+    given = [CONTEXT[0], page, *CONTEXT[2:]]
+    limit = model.get_num_tokens_from_messages(given) - 1
+    kept = trim_messages(given, max_tokens=limit, token_counter=model, include_system=True)
+    assert [message.type for message in kept] == ["system", "ai", "human"]
+
+
+def test_a_part_that_the_template_refuses_counts_by_its_texts(
+    smollm2_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    tokenizer = copy.deepcopy(smollm2_tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'assistant' %}{{ raise_exception('a user first') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    model = ChatPatchKV(engine=tiny_engine(tokenizer, 500))
+    assert model.get_num_tokens_from_messages([AIMessage("A clock.")]) == 3
+    picture = HumanMessage([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}])
+    with pytest.raises(ContextError):
+        model.get_num_tokens_from_messages([picture])
