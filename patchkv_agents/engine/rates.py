@@ -55,7 +55,7 @@ def measured_rates(engine: Engine, name: str) -> tuple[ModelCost, DeviceCost]:
             fetches.append(resumed.payload_bytes / max(resumed.restore_ms / 1e3, 1e-6))
     decode_s = median(decodes[1:])
     head = sizes.hidden * sizes.vocabulary
-    weights = (sizes.linear_parameters + head) * size
+    weights = (sizes.linear_parameters + head) * size  # one row: active experts only
     return sizes, DeviceCost(
         "this machine",
         flops_per_s=sizes.flops(tokens, tokens / 2) / median(prefills[1:]),

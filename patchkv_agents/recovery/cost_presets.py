@@ -44,6 +44,7 @@ def _model(
     vocabulary: int,
 ) -> ModelCost:
     attention = 2 * hidden * head_dim * (heads + kv_heads)
+    parameters = layers * (attention + 3 * hidden * width)
     return ModelCost(
         name=name,
         layers=layers,
@@ -52,7 +53,8 @@ def _model(
         head_dim=head_dim,
         hidden=hidden,
         vocabulary=vocabulary,
-        linear_parameters=layers * (attention + 3 * hidden * width),
+        linear_parameters=parameters,
+        stored_parameters=parameters,
     )
 
 

@@ -33,6 +33,7 @@ class ModelCost:
         name: of the model.
         layers, heads, kv_heads, head_dim, vocabulary, hidden: its sizes.
         linear_parameters: of all layers' matrices that one token passes through.
+        stored_parameters: the same with the experts that it does not pass through.
         bytes_per_value: of weights, keys and values: 2 for 16 bits.
     """
 
@@ -44,32 +45,39 @@ class ModelCost:
     hidden: int
     vocabulary: int
     linear_parameters: int
+    stored_parameters: int
     bytes_per_value: int = 2
 
     @classmethod
     def of_config(cls, name: str, config: Any, *, bytes_per_value: int = 2) -> ModelCost:
         """The sizes that a Transformers configuration of a decoder with gated MLPs names.
 
-        Experts that a token does not pass through are not counted.
+        Where there are experts, every layer is taken to have them.
         """
         config = config.get_text_config()
         heads, hidden = config.num_attention_heads, config.hidden_size
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or hidden // heads
-        experts = getattr(config, "num_experts_per_tok", None)
-        width = config.intermediate_size
-        if experts:
-            width = experts * (getattr(config, "moe_intermediate_size", None) or width)
+        width = stored_width = config.intermediate_size
+        if getattr(config, "num_experts_per_tok", None):
+            expert = getattr(config, "moe_intermediate_size", None) or width
+            shared = getattr(config, "n_shared_experts", None) or 0
+            counts = ("num_experts", "num_local_experts", "n_routed_experts")
+            experts = max(getattr(config, name, None) or 0 for name in counts)
+            width = expert * (config.num_experts_per_tok + shared)
+            stored_width = expert * (experts + shared)
         attention = 2 * hidden * head_dim * (heads + kv_heads)
+        layers = config.num_hidden_layers
         return cls(
             name=name,
-            layers=config.num_hidden_layers,
+            layers=layers,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             hidden=hidden,
             vocabulary=config.vocab_size,
-            linear_parameters=config.num_hidden_layers * (attention + 3 * hidden * width),
+            linear_parameters=layers * (attention + 3 * hidden * width),
+            stored_parameters=layers * (attention + 3 * hidden * stored_width),
             bytes_per_value=bytes_per_value,
         )
 
@@ -115,7 +123,9 @@ class DeviceCost:
             return 0.0
         chunks = math.ceil(rows / _CHUNK_ROWS)
         head = model.hidden * model.vocabulary
-        read = (chunks * model.linear_parameters + head) * model.bytes_per_value
+        # Each row of a chunk may pass through other experts.
+        passed = min(model.stored_parameters, rows / chunks * model.linear_parameters)
+        read = (chunks * max(passed, model.linear_parameters) + head) * model.bytes_per_value
         flops = model.flops(rows, keys_seen) + 2 * head
         return max(flops / self.flops_per_s, read / self.memory_bytes_per_s)
 
@@ -254,9 +264,11 @@ def least_suffix(
     *,
     factor: float,
 ) -> int | None:
-    """The shortest suffix with which a policy is `factor` times faster than exact reuse.
+    """The suffix from which on a policy is `factor` times faster than exact reuse.
 
-    Prefix and edit stay as they are in `context`; None where a million tokens do not suffice.
+    Prefix and edit stay as they are in `context`; None where a million tokens do not suffice. Found
+    by bisection: where the speedup crosses `factor` more than once, as it may by a few per cent
+    where rows fill another forward call, it is one of the crossings.
     """
 
     def pays(suffix: int) -> bool:

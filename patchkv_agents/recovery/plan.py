@@ -155,18 +155,18 @@ def _distances(alignment: Alignment) -> IntArray:
     return np.where(nearest >= 0, np.arange(tokens) - nearest, tokens)
 
 
-def _nearest_blocks(
-    distances: IntArray, suffix: BoolArray, block_size: int, rows: int
+def _nearest_tokens(
+    distances: IntArray, suffix: BoolArray, block_size: int, limit: int
 ) -> BoolArray:
-    """The suffix in the blocks nearest behind the edits, as many as it takes to hold `rows`."""
-    starts = np.arange(0, len(suffix), block_size)
-    counts = np.add.reduceat(suffix.astype(np.int64), starts)
-    distance = np.minimum.reduceat(np.where(suffix, distances, len(suffix)), starts)
-    order = np.argsort(distance, kind="stable")
-    before = np.cumsum(counts[order]) - counts[order]
-    chosen = np.zeros(len(starts), dtype=bool)
-    chosen[order[before < rows]] = True
-    return np.repeat(chosen, block_size)[: len(suffix)] & suffix
+    """The `limit` suffix tokens nearest behind the edits, in whole blocks but for the last."""
+    block = np.arange(len(suffix)) // block_size
+    nearest = np.full(block[-1] + 1, len(suffix))
+    np.minimum.at(nearest, block[suffix], distances[suffix])
+    tokens = np.flatnonzero(suffix)
+    order = tokens[np.argsort(nearest[block[tokens]], kind="stable")]
+    chosen = np.zeros(len(suffix), dtype=bool)
+    chosen[order[:limit]] = True
+    return chosen
 
 
 def _attention_tokens(
@@ -249,7 +249,9 @@ def plan_recovery(
             attention = _attention_blocks(mapped, candidates, block, math.ceil(budget / block))
         if policy.selection is Selection.CONTIGUOUS:
             rows = int((suffix & (window | tail | attention)).sum())
-            labels[_nearest_blocks(distances, suffix, block, rows)] = RowLabel.WINDOW
+            others = suffix & (position < tokens - 1)  # the last token is computed anyway
+            limit = rows - int(suffix[-1])
+            labels[_nearest_tokens(distances, others, block, limit)] = RowLabel.WINDOW
         else:
             labels[attention] = RowLabel.ATTENTION
             labels[tail & suffix] = RowLabel.TAIL

@@ -68,7 +68,7 @@ def test_every_method_runs_as_its_name_says(name):
     del computed["PREFIX" if name in lossless else "RESTORED"]
     computed.pop("RESTORED", None)
     # 490 tokens behind the edit at 100 to 114; blocks of 32 from token 0. A contiguous window has
-    # the 266 rows of the default, grown to its last block.
+    # as many rows as the default, the last token among them.
     window, tail = 256 - 114, 604 - 512
     assert computed == {
         "prefix_cache": {"NEW": 14, "WINDOW": 490},
@@ -84,5 +84,5 @@ def test_every_method_runs_as_its_name_says(name):
         "patchkv_no_attention": {"NEW": 14, "WINDOW": window, "TAIL": tail},
         "patchkv_no_window": {"NEW": 14, "TAIL": tail, "ATTENTION": 32},
         "patchkv_no_tail": {"NEW": 14, "WINDOW": window, "TAIL": 1, "ATTENTION": 32},
-        "patchkv_contiguous": {"NEW": 14, "WINDOW": 384 - 114, "TAIL": 1},
+        "patchkv_contiguous": {"NEW": 14, "WINDOW": window + tail + 32 - 1, "TAIL": 1},
     }.get(name, {"NEW": 14, "WINDOW": window, "TAIL": tail, "ATTENTION": 32})

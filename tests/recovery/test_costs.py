@@ -32,6 +32,7 @@ SMALL = ModelCost(
     hidden=32,
     vocabulary=100,
     linear_parameters=10_000,
+    stored_parameters=10_000,
 )
 MACHINE = DeviceCost(
     "machine",
@@ -73,6 +74,7 @@ def test_sizes_from_a_configuration():
         intermediate_size=999,
         moe_intermediate_size=10,
         num_experts_per_tok=4,
+        num_experts=32,
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -80,7 +82,9 @@ def test_sizes_from_a_configuration():
         vocab_size=50,
     )
     experts = 4 * 3 * 64 * 10
-    assert ModelCost.of_config("moe", mixture).linear_parameters == 4 * 64 * 64 + experts
+    sizes = ModelCost.of_config("moe", mixture)
+    assert sizes.linear_parameters == 4 * 64 * 64 + experts
+    assert sizes.stored_parameters == 4 * 64 * 64 + 8 * experts
 
 
 def test_estimate_by_hand():
@@ -103,6 +107,10 @@ def test_few_rows_are_bound_by_reading_the_weights():
     assert one == pytest.approx((10_000 + 3200) * 2 / 1e6)
     assert machine.compute_s(SMALL, 512, 10) == one
     assert machine.compute_s(SMALL, 513, 10) == pytest.approx((20_000 + 3200) * 2 / 1e6)
+    mixture = replace(SMALL, stored_parameters=25_000)  # two rows may need other experts
+    for rows, parameters in ((1, 10_000), (2, 20_000), (3, 25_000), (512, 25_000)):
+        read = (parameters + 3200) * 2 / 1e6
+        assert machine.compute_s(mixture, rows, 10) == pytest.approx(read)
 
 
 @pytest.mark.parametrize("name", ["prefix_cache", "direct_reuse", "cacheblend", "patchkv"])
@@ -177,7 +185,7 @@ def test_fetching_at_the_least_rate_takes_as_long_as_computing():
     rows = context.suffix
     assert same.fetch_s(model, rows, 0.4) == pytest.approx(same.compute_s(model, rows, 6_000))
     slow_memory = replace(device, memory_bytes_per_s=1e6, flops_per_s=1e30)
-    wide = replace(model, linear_parameters=1, hidden=1, vocabulary=1)
+    wide = replace(model, linear_parameters=1, stored_parameters=1, hidden=1, vocabulary=1)
     assert least_transfer_rate(wide, slow_memory, context, payload_ratio=0.4) is None
 
 

@@ -122,15 +122,19 @@ class MethodRuns:
     def run(self, episode: Episode, methods: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Run some methods, and the full prefill, on an episode.
 
+        A method that fails on one edit of a chain has no state to go on from: it fails on those
+        behind it too, for the same reason.
+
         Yields:
             Lines of results.jsonl, and those of failures.jsonl, which have a `reason`.
         """
         steps = steps_of(episode)
         attempts = {name: self._stored(name, steps[0]) for name in (FULL_PREFILL, *methods)}
+        lost: dict[str, str] = {}  # why methods cannot go on
         for step in steps:
-            self._attempt(attempts, step, going_on=step is not steps[-1])
-            reference = attempts[FULL_PREFILL]
-            for name, attempt in attempts.items():
+            if FULL_PREFILL not in lost:
+                self._attempt(attempts, step, going_on=step is not steps[-1])
+            for name in (FULL_PREFILL, *methods):
                 line: dict[str, Any] = {
                     "episode": episode.id,
                     "row": episode.provenance.row_id,
@@ -138,18 +142,20 @@ class MethodRuns:
                     "method": name,
                     "step": step.number,
                 }
-                with attempt.noting_errors():
-                    line |= self._result(episode, step, reference, attempt)
-                if attempt.error is not None:
-                    line["reason"] = f"{type(attempt.error).__name__}: {attempt.error}"
-                if reference.error is not None:
-                    yield {**line, "method": None}
-                    return
-                yield line
+                if name not in lost:
+                    attempt = attempts[name]
+                    with attempt.noting_errors():
+                        line |= self._result(episode, step, attempts[FULL_PREFILL], attempt)
+                    if attempt.error is not None:
+                        lost[name] = f"{type(attempt.error).__name__}: {attempt.error}"
+                if FULL_PREFILL in lost:  # nothing to compare any method with
+                    yield {**line, "method": None, "reason": lost[FULL_PREFILL]}
+                    break
+                yield {**line, "reason": lost[name]} if name in lost else line
             attempts = {
                 name: _Attempt(origin=attempt.origin)
                 for name, attempt in attempts.items()
-                if attempt.error is None
+                if name not in lost
             }
 
     def _stored(self, name: str, step: Step) -> _Attempt:

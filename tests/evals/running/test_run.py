@@ -25,6 +25,7 @@ from patchkv_evals.episodes import (
 )
 from patchkv_evals.errors import DataError
 from patchkv_evals.running import Outcome, Progress, Run, RunSpec, read_run, run
+from patchkv_evals.running.methods import MethodRuns
 from tests.engine.models import tiny_engine
 from tests.evals.samples import ROWS
 
@@ -243,6 +244,32 @@ def test_failures_are_written_and_tried_again(
     mended = start(engine, tmp_path, spec=spec).run
     assert mended.failures == ()
     assert mended.summary["methods"]["patchkv"]["f1"]["n"] == 4
+
+
+@pytest.mark.parametrize("fails", ["patchkv", "full_prefill"])
+def test_what_fails_in_a_chain_is_missed_in_the_edits_behind(
+    engine: Engine, tmp_path: Path, monkeypatch: Any, fails: str
+) -> None:
+    """Each result that is not there has a line; those behind the failing edit once had none."""
+    attempt = MethodRuns._attempt
+
+    def failing(self: MethodRuns, attempts: Any, step: Any, **kwargs: Any) -> None:
+        attempt(self, attempts, step, **kwargs)
+        if step.number == 3:
+            attempts[fails].error = MemoryError("full")
+
+    monkeypatch.setattr(MethodRuns, "_attempt", failing)
+    found = start(engine, tmp_path, spec=replace(SPEC, edits=("chain",), tokens=1200)).run
+    steps: dict[str, list[int]] = {name: [] for name in ("full_prefill", *METHODS)}
+    for record in found.records:
+        steps[record["method"]].append(record["step"])
+    lost = {"full_prefill", *METHODS} if fails == "full_prefill" else {fails}
+    for name, done in steps.items():
+        assert done == ([1, 2] if name in lost else [1, 2, 3, 4, 5])
+    assert [(f["step"], f["method"], f["reason"]) for f in found.failures] == [
+        (step, None if fails == "full_prefill" else fails, "MemoryError: full")
+        for step in (3, 4, 5)
+    ]
 
 
 def test_an_episode_without_a_reference_has_failed(
