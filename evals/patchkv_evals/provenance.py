@@ -46,7 +46,7 @@ def command_line() -> str:
 
 def without_passwords(text: str) -> str:
     """`text` with user and password cut out of every address in it."""
-    return re.sub(r"//[^/@\s]+@", "//...@", text)
+    return re.sub(r"//[^/\s]+@", "//...@", text)
 
 
 def created() -> str:

@@ -121,7 +121,7 @@ def restore(
 
     config = benchmark.RestoreConfig(
         counts_of(tokens, "--tokens"),
-        tuple(name.strip() for name in formats.split(",") if name.strip()),
+        values_of(formats, str, "--formats"),
         RowShape(layers, kv_heads, head_dim, dtype, device),
         rounds,
     )

@@ -28,7 +28,7 @@ def values_of(text: str, kind: Callable[[str], Value], option: str) -> tuple[Val
         InputError: one of them is not of this kind, or there is none.
     """
     try:
-        values = tuple(kind(part.strip().replace("_", "")) for part in text.split(",") if part)
+        values = tuple(kind(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise InputError(f"{option} takes values with commas between them, not '{text}'") from error
     if not values:

@@ -63,7 +63,7 @@ def evaluate(
     ] = 1,
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Length of the answers; at least 16 are generated.")
-    ] = 32,
+    ] = 24,
     seed: Annotated[int, typer.Option(help="Of the episodes.")] = 0,
     budget_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no episode after so many minutes.")

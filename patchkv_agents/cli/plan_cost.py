@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
 
 METHODS = ("prefix_cache", "cacheblend", "direct_reuse", "patchkv")
+"""What all are compared with comes first, ours last."""
 PUBLISHED = "paper's ratios"
 PUBLISHED_RECOMPUTE, PUBLISHED_PAYLOAD = 0.0926, 0.398
 """Rows after the prefix that are computed, and payload to 16 bits, as the paper states them."""
@@ -166,13 +167,13 @@ def _case(
     context = EditedContext(tokens, prefix=int(edit_at * tokens), new=new_tokens)
     policies = [method(name) for name in METHODS]
     costs = [MethodCost.of_policy(policy, context, model) for policy in policies]
-    costs.append(_published(context))
+    ours, own_cost = policies[-1], costs[-1]
     return _Case(
         context,
-        tuple(estimate(model, device, context, cost) for cost in costs),
-        least_suffix(model, device, context, policies[-1], factor=PAYING_FACTOR),
-        largest_edit(model, device, context, policies[-1], factor=PAYING_FACTOR),
-        least_transfer_rate(model, device, context, payload_ratio=costs[3].payload_ratio),
+        tuple(estimate(model, device, context, cost) for cost in (*costs, _published(context))),
+        least_suffix(model, device, context, ours, factor=PAYING_FACTOR),
+        largest_edit(model, device, context, ours, factor=PAYING_FACTOR),
+        least_transfer_rate(model, device, context, payload_ratio=own_cost.payload_ratio),
     )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from patchkv_agents.checkpoint.offload import BLOCK_SIZE
+from patchkv_agents.baselines import first_token_kl
 from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
@@ -33,6 +33,7 @@ from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_evals.benchmarks.contexts import demo_context
 from patchkv_evals.benchmarks.format_candidates import KEYS, VALUES, Candidate
 from patchkv_evals.benchmarks.results import BenchResult, Column, number
+from patchkv_evals.benchmarks.synthetic import block_ranges
 from patchkv_evals.benchmarks.timing import Point, Report, Steps, silent
 from patchkv_evals.datasets import QARow, load_rows
 from patchkv_kernels import Payload, PayloadFormat, dequantize_scatter, quantize_gather
@@ -88,8 +89,7 @@ class Context:
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
         """Blocks of the stored rows."""
-        starts = range(0, self.stored, BLOCK_SIZE)
-        return [(start, min(start + BLOCK_SIZE, self.stored), start) for start in starts]
+        return block_ranges(self.stored)
 
 
 @torch.inference_mode()
@@ -184,10 +184,7 @@ class FormatsBench:
         cache.filled = context.stored
         last = RowSet.of_range(context.stored, context.stored + 1)
         stored = self.adapter.forward_rows(context.token_ids, last, cache)
-        exact, approximate = (
-            logits.double().log_softmax(-1) for logits in (context.logits, stored)
-        )
-        return float((exact.exp() * (exact - approximate)).sum())
+        return first_token_kl(context.logits, stored)
 
     def candidate(self, kind: str, candidate: Candidate, contexts: Sequence[Context]) -> Point:
         """Error and KL of keys or values (`kind`) alone."""

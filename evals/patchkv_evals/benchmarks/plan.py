@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from patchkv_agents.alignment import align
-from patchkv_agents.checkpoint.offload import BLOCK_SIZE
 from patchkv_agents.checkpoint.precision import (
     PrecisionPolicy,
     assign_formats,
@@ -30,7 +29,12 @@ from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture
 from patchkv_evals.benchmarks.align import planning
 from patchkv_evals.benchmarks.results import BenchResult, Column, spread
 from patchkv_evals.benchmarks.results import number as text_of
-from patchkv_evals.benchmarks.synthetic import RowShape, text_like_ids, with_hunks
+from patchkv_evals.benchmarks.synthetic import (
+    RowShape,
+    block_ranges,
+    text_like_ids,
+    with_hunks,
+)
 from patchkv_evals.benchmarks.timing import (
     Point,
     Report,
@@ -80,8 +84,7 @@ def _parts(config: PlanConfig, tokens: int) -> dict[str, Callable[[], object]]:
     new = with_hunks(old, 1)
     alignment = align(old, new)
     values = shape.random_rows(tokens)
-    starts = range(0, tokens, BLOCK_SIZE)
-    ranges = [(start, min(start + BLOCK_SIZE, tokens), start) for start in starts]
+    ranges = block_ranges(tokens)
     capture = AttentionCapture(layers=frozenset({0}), prior=None)
     first = max(0, tokens - PROMPT_QUERIES)
     capture.announce(first, tokens)

@@ -37,6 +37,7 @@ from patchkv_evals.benchmarks.contexts import EditedContext, demo_context, splic
 from patchkv_evals.benchmarks.fits import power_law
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
 from patchkv_evals.benchmarks.timing import Point, Report, Steps, interleaved, silent, timing
+from patchkv_evals.running.measures import payload_ratio
 
 Sweep = Literal["length", "position", "edit_size", "attention", "block", "precision"]
 SWEEPS: tuple[Sweep, ...] = get_args(Sweep)
@@ -243,7 +244,6 @@ def _point(
 ) -> Point:
     first = runs[0].resumed
     rows = sum(first.restored_formats.values())
-    bytes_16 = 4 * rows * adapter.layers * adapter.kv_heads * adapter.head_dim
     ttft = timing("ttft", [run.ttft_ms for run in runs])
     medians = {
         name: median(getattr(run.resumed, name) for run in runs)
@@ -256,7 +256,7 @@ def _point(
         "recompute_ratio": first.plan.recompute_ratio,
         "repair_ratio": first.plan.repair_ratio,
         "payload_bytes": first.payload_bytes,
-        "payload_ratio": first.payload_bytes / bytes_16 if rows else None,
+        "payload_ratio": payload_ratio(first.payload_bytes, rows, adapter),
         "first_token_kl": first_token_kl(reference, first.logits),
         "top1_agree": bool(reference.argmax() == first.logits.argmax()),
     }

@@ -84,16 +84,12 @@ def checkpoint_of(mix: Mapping[PayloadFormat, float], tokens: int, shape: RowSha
     """A checkpoint of random rows, its blocks in the formats of `mix`."""
     keys = shape.random_rows(tokens)
     values = keys.flip(2)
-    starts = range(0, tokens, BLOCK_SIZE)
+    blocks = block_ranges(tokens)
     rng = np.random.default_rng(0)
-    chosen = rng.choice(len(mix), size=len(starts), p=list(mix.values()))
+    chosen = rng.choice(len(mix), size=len(blocks), p=list(mix.values()))
     extents: list[Extent] = []
     for number, format in enumerate(mix):
-        ranges = [
-            (start, min(start + BLOCK_SIZE, tokens), start)
-            for start, own in zip(starts, chosen, strict=True)
-            if own == number
-        ]
+        ranges = [block for block, own in zip(blocks, chosen, strict=True) if own == number]
         if ranges:
             payload = quantize_gather(keys, values, ranges, format=format, rope=shape.rope)
             extents += extents_of(payload, [start for start, _, _ in ranges])
@@ -102,6 +98,12 @@ def checkpoint_of(mix: Mapping[PayloadFormat, float], tokens: int, shape: RowSha
         origins=np.zeros(tokens, np.int16),
         scores=np.full(tokens, 1 / tokens, np.float32),
     ).with_extents(extents)
+
+
+def block_ranges(tokens: int) -> list[tuple[int, int, int]]:
+    """All blocks of a context, as `quantize_gather` takes them: start, stop, position."""
+    starts = range(0, tokens, BLOCK_SIZE)
+    return [(start, min(start + BLOCK_SIZE, tokens), start) for start in starts]
 
 
 def text_like_ids(tokens: int, *, seed: int = 0) -> IntArray:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from patchkv_agents.cli.console import plural
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, table
-from patchkv_evals.report.charts import Chart, Dot, Line, chart_picture
+from patchkv_evals.report.charts import Chart, Line, chart_picture
 from patchkv_evals.report.methods import series_style
-from patchkv_evals.report.points import timed, timed_text, values_of
+from patchkv_evals.report.points import plain, timed, timed_text, values_of
 from patchkv_evals.report.sources import Bench
 
 _TOKENS = "context, tokens (log)"
@@ -47,7 +48,7 @@ def align_blocks(bench: Bench, name: str) -> list[Block]:
         points = [point for point in bench.points if point["text"] == text]
         lines = tuple(
             Line(
-                series_style(index, numbers.count(hunks, "changed place")),
+                series_style(index, plural(hunks, "changed place")),
                 tuple(
                     timed(point, "align", point["tokens"])
                     for point in points
@@ -82,12 +83,12 @@ def align_blocks(bench: Bench, name: str) -> list[Block]:
 
 def attention_blocks(bench: Bench, name: str) -> list[Block]:
     """What capturing attention scores adds to a prefill."""
-    overhead = tuple(Dot(point["tokens"], *[100 * point["overhead"]] * 3) for point in bench.points)
+    overhead = tuple(plain(point, "overhead", point["tokens"], scale=100) for point in bench.points)
     lines = [Line(series_style(0, "capture on − capture off"), overhead)]
     inside = [point for point in bench.points if point.get("observe_share") is not None]
     if inside:
         shares = tuple(
-            Dot(point["tokens"], *[100 * point["observe_share"]] * 3) for point in inside
+            plain(point, "observe_share", point["tokens"], scale=100) for point in inside
         )
         lines.append(Line(series_style(1, "inside capture's own calls"), shares))
     chart = Chart(_TOKENS, "% of a prefill", tuple(lines), "values", reference=0.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from patchkv_agents.cli.console import plural
 from patchkv_evals.estimates import quantiles
-from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, Table, table
 from patchkv_evals.report.charts import Chart, Dot, Line, chart_picture
 from patchkv_evals.report.methods import series_style
@@ -27,7 +27,7 @@ def drift_blocks(bench: Bench, name: str) -> list[Block]:
     charts: list[Chart] = []
     for edit in edits:
         points = [point for point in bench.points if point["edit"] == edit]
-        title = f"{edit}, {numbers.count(len(values_of(points, 'context')), 'context')}"
+        title = f"{edit}, {plural(len(values_of(points, 'context')), 'context')}"
         charts += [
             Chart(
                 _DISTANCE,

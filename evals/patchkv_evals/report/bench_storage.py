@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from patchkv_agents.cli.console import plural
 from patchkv_evals.estimates import quantiles
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, table
 from patchkv_evals.report.charts import Bars, Chart, Dot, Line, bars_picture, chart_picture
 from patchkv_evals.report.methods import series_style
-from patchkv_evals.report.points import Point, timed, timed_text
+from patchkv_evals.report.points import plain, timed, timed_text
 from patchkv_evals.report.sources import Bench
 
 _FORMATS = {
@@ -25,7 +26,7 @@ def restore_blocks(bench: Bench, name: str) -> list[Block]:
     longest = max(point["tokens"] for point in bench.points)
     shown = [point for point in bench.points if point["tokens"] == longest]
     names = [_FORMATS.get(point["format"], point["format"]) for point in shown]
-    sizes = tuple(_share(point, "payload_ratio") for point in shown)
+    sizes = tuple(plain(point, "payload_ratio", scale=100) for point in shown)
     restore = tuple(timed(point, "restore") for point in shown)
     words = "; ".join(
         f"{label}: {size.y:.1f} %, {dot.y:.0f} ms"
@@ -67,11 +68,6 @@ def restore_blocks(bench: Bench, name: str) -> list[Block]:
     return [picture, table(headers, rows)]
 
 
-def _share(point: Point, name: str) -> Dot:
-    value = 100 * point[name]
-    return Dot(0, value, value, value)
-
-
 def formats_blocks(bench: Bench, name: str) -> list[Block]:
     """Divergence against bytes of whole contexts, and the quantisers tried."""
     mixes = [point for point in bench.points if point["kind"] == "mix"]
@@ -98,7 +94,7 @@ def formats_blocks(bench: Bench, name: str) -> list[Block]:
             chart_picture(
                 name,
                 f"Divergence that storage alone causes, by stored bytes. {words}",
-                f"Medians, {numbers.count(mixes[0]['contexts'], 'context')}; bars are quartiles.",
+                f"Medians, {plural(mixes[0]['contexts'], 'context')}; bars are quartiles.",
                 [chart],
             )
         )

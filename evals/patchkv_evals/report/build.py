@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from patchkv_agents import __version__
+from patchkv_agents.cli.console import plural
 from patchkv_evals.errors import ReportError
 from patchkv_evals.provenance import created
 from patchkv_evals.report.bench_sections import bench_order, bench_section
 from patchkv_evals.report.blocks import Block, Command, Section, Text
 from patchkv_evals.report.eval_sections import model_section
 from patchkv_evals.report.eval_tables import failures, methods_table
-from patchkv_evals.report.numbers import count
 from patchkv_evals.report.page import pictures, render
 from patchkv_evals.report.sources import Bench, Sources, provenance_line, read_sources
 from patchkv_evals.report.style import require_matplotlib
@@ -88,7 +88,7 @@ def _head(sources: Sources) -> list[Block]:
     )
     blocks: list[Block] = [
         Text(
-            f"From {count(runs, 'evaluation run')} and {count(benches, 'benchmark')}; written "
+            f"From {plural(runs, 'evaluation run')} and {plural(benches, 'benchmark')}; written "
             f"{created()} by patchkv-agents {__version__}."
         )
     ]

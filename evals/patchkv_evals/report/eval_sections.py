@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from patchkv_agents.cli.console import plural
 from patchkv_evals.report.blocks import Block, Section, Text
 from patchkv_evals.report.eval_figures import ablation_picture, panel, quality_picture
 from patchkv_evals.report.eval_tables import METRICS_NOTE, differences, few_rows, run_table
 from patchkv_evals.report.methods import PATCHKV, PREFIX_CACHE, REFERENCE, style_of
-from patchkv_evals.report.numbers import count
 from patchkv_evals.report.sources import Evaluated, ModelRuns
 from patchkv_evals.report.targets import targets_blocks
 
@@ -51,7 +51,7 @@ def _head(runs: Sequence[Evaluated]) -> list[Block]:
     lengths = [record["tokens_new"] for record in records]
     return [
         Text(
-            f"{count(len(rows), 'row')} of {', '.join(datasets)}, edited by {', '.join(edits)}; "
+            f"{plural(len(rows), 'row')} of {', '.join(datasets)}, edited by {', '.join(edits)}; "
             f"contexts of {min(lengths):,} to {max(lengths):,} tokens. Weights "
             f"{config['fingerprint']}."
         )

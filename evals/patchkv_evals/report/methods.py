@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-REFERENCE = "full_prefill"
+from patchkv_evals.running.spec import FULL_PREFILL
+
+REFERENCE = FULL_PREFILL
 PREFIX_CACHE = "prefix_cache"
 CACHEBLEND = "cacheblend"
 PATCHKV = "patchkv"

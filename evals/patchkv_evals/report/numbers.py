@@ -89,8 +89,3 @@ def short(text: str, length: int = 160) -> str:
     """The text in one line, cut where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -18,9 +18,9 @@ def timed(point: Point, name: str, x: float = 0.0, *, scale: float = 1.0) -> Dot
     return Dot(x, scale * middle, scale * min(rounds), scale * max(rounds))
 
 
-def plain(point: Point, name: str, x: float = 0.0) -> Dot:
-    """A figure that has no rounds."""
-    value = point[name]
+def plain(point: Point, name: str, x: float = 0.0, *, scale: float = 1.0) -> Dot:
+    """A figure that has no rounds, times `scale`."""
+    value = scale * point[name]
     return Dot(x, value, value, value)
 
 

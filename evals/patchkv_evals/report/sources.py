@@ -11,7 +11,7 @@ from typing import Any
 from patchkv_evals.errors import DataError
 from patchkv_evals.provenance import SCHEMA
 from patchkv_evals.running.pooled import Pooled, pool
-from patchkv_evals.running.results import Run, read_run
+from patchkv_evals.running.results import Run, holds_run, read_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def read_sources(folders: Iterable[Path]) -> Sources:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder: name one that 'patchkv eval --out' wrote.")
         inside = [folder, *sorted(path for path in folder.rglob("*") if path.is_dir())]
-        found = [each for each in inside if _holds_run(each)]
+        found = [each for each in inside if holds_run(each)]
         files = [file for each in inside for file in sorted(each.glob("bench-*.json"))]
         if not found and not files:
             raise DataError(
@@ -95,11 +95,6 @@ def provenance_line(document: Mapping[str, Any]) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     device = "" if machine["device"] == "cpu" else f"{machine['device']}, "
     return f"{device}{machine['cpu']}, {machine['threads']} threads; {named}"
-
-
-def _holds_run(folder: Path) -> bool:
-    results = ("results.jsonl", "failures.jsonl")
-    return (folder / "config.json").is_file() and any((folder / f).is_file() for f in results)
 
 
 def _read_bench(path: Path) -> Bench:

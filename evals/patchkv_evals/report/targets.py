@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from patchkv_agents.cli.console import plural
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, Note, Table, Text, few, table
 from patchkv_evals.report.methods import CACHEBLEND, PATCHKV, PREFIX_CACHE, in_order
@@ -32,8 +33,8 @@ def headline(model: ModelRuns) -> str:
         )
     if figures.same_answer is not None:
         parts.append(f"same answer in {numbers.percent(figures.same_answer.estimate)}")
-    episodes = numbers.count(figures.n, "episode")
-    rows = numbers.count(model.pooled.rows, "row")
+    episodes = plural(figures.n, "episode")
+    rows = plural(model.pooled.rows, "row")
     return f"{model.title}: {PATCHKV} {', '.join(parts)} ({episodes} of {rows}; 95 % intervals)."
 
 

@@ -64,6 +64,7 @@ def quality(
 
 def cost(report: RecoveryReport, adapter: ModelAdapter) -> dict[str, Any]:
     """What a method took."""
+    rows = sum(report.restored_formats.values())
     return {
         "resume_ttft_ms": report.resume_ttft_ms,
         "planning_ms": report.planning_ms,
@@ -72,7 +73,7 @@ def cost(report: RecoveryReport, adapter: ModelAdapter) -> dict[str, Any]:
         "recompute_ratio": report.recompute_ratio,
         "repair_ratio": report.repair_ratio,
         "payload_bytes": report.payload_bytes,
-        "payload_ratio": _payload_ratio(report, adapter),
+        "payload_ratio": payload_ratio(report.payload_bytes, rows, adapter),
         "restore_ms": report.restore_ms,
         "attention_profile_overhead": None,
     }
@@ -86,7 +87,7 @@ def report_fields(report: RecoveryReport) -> dict[str, Any]:
     }
 
 
-def _payload_ratio(report: RecoveryReport, adapter: ModelAdapter) -> float | None:
-    rows = sum(report.restored_formats.values())
+def payload_ratio(payload_bytes: int, rows: int, adapter: ModelAdapter) -> float | None:
+    """Bytes read to those of the `rows` restored from them in 16 bits; None without rows."""
     keys_and_values = 2 * adapter.layers * adapter.kv_heads * adapter.head_dim
-    return report.payload_bytes / (2 * rows * keys_and_values) if rows else None
+    return payload_bytes / (2 * rows * keys_and_values) if rows else None

@@ -62,6 +62,12 @@ class Run:
         return summarise(self.config, self.records, self.failures)
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a run has left anything in a folder."""
+    left = any((folder / name).is_file() for name in (_RESULTS, _FAILURES))
+    return left and (folder / _CONFIG).is_file()
+
+
 def read_run(folder: str | Path) -> Run:
     """Read what a run has left so far; its files stay as they are.
 
