@@ -138,11 +138,6 @@ def _codes(x: torch.Tensor, scales: torch.Tensor, lowest: int, highest: int) -> 
     return quotients.round_().clamp_(lowest, highest).nan_to_num_(0.0).to(torch.int8)
 
 
-def group_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Stored 4-bit scales (uint8) as float32."""
-    return (scales.to(torch.int16) << 8).view(torch.float16).float()
-
-
 def decoded_scales(scales: torch.Tensor) -> torch.Tensor:
     """Stored scales of either kind as float32."""
     if scales.dtype == torch.uint8:

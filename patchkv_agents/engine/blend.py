@@ -54,7 +54,9 @@ def blend_rows(
     """
     check = policy.check_layer
     if check >= adapter.layers:
-        raise InputError(f"check_layer is {check}, but the model has {adapter.layers} layers")
+        raise InputError(
+            f"check_layer is {check}, but the model has {adapter.layers} layers: use a smaller one"
+        )
     behind = ~plan.kept
     behind[plan.prefix :] = True
     scored = (plan.labels == RowLabel.RESTORED) & behind
@@ -75,12 +77,13 @@ def blend_rows(
         deviation.append(score.rows)
     chosen = _largest(torch.cat(deviation), behind, scored, policy.ratio)
 
-    rows = RowSet.of_mask(~plan.kept | chosen)
+    computed = ~plan.kept | chosen
+    rows = RowSet.of_mask(computed)
     seen_as = None
     if policy.mask is BlendMask.BOTTOM_RIGHT:
         bottom_right = RowSet.of_range(len(token_ids) - len(rows), len(token_ids))
         seen_as = None if bottom_right == rows else bottom_right
-    packed = torch.from_numpy(np.flatnonzero((~plan.kept | chosen)[behind]))
+    packed = torch.from_numpy(np.flatnonzero(computed[behind]))
     hidden = torch.cat(inputs, dim=1)
     hidden = hidden[:, packed.to(hidden.device)]
     offset = 0

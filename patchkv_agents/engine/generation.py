@@ -73,8 +73,8 @@ class SamplingParams:
             (
                 "repetition_penalty",
                 self.repetition_penalty is None
-                or (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty < _NO_END),
-                "None (the model's own) or a number above 0; 1 turns it off",
+                or (_is_number(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100),
+                "None (the model's own) or a number from 0.01 to 100; 1 turns it off",
             ),
             ("frequency_penalty", _is_penalty(self.frequency_penalty), "a number from -2 to 2"),
             ("presence_penalty", _is_penalty(self.presence_penalty), "a number from -2 to 2"),

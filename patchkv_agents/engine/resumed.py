@@ -21,8 +21,9 @@ class Resumed:
         trouble: why state that should have been there was not, or None.
         restored_formats: rows that were read from stored payload, by format.
         payload_bytes: bytes of the source blocks that were read.
-        planning_ms, restore_ms, recompute_ms: alignment and plan; waiting for a suspend under way,
-            and stored rows into the cache; rows through the model.
+        planning_ms: aggregating attention scores, alignment and plan.
+        restore_ms: waiting for a suspend under way, and stored rows into the cache.
+        recompute_ms: rows through the model.
         recovery_ms: everything but planning.
     """
 

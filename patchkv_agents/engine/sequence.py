@@ -145,13 +145,8 @@ class KVSequence:
         versions keep what they have.
         """
         self._settle()
-        self._capture = None
-        unstored = ~self._checkpoint.stored[:tokens]
-        self._checkpoint = self._checkpoint.truncated(tokens)
-        if self._cache is not None:
-            extents = store_rows(self._cache.shards, unstored, self._rope)
-            self._checkpoint = self._checkpoint.with_extents((*self._checkpoint.extents, *extents))
-            self._cache = None
+        self._checkpoint = self._truncated(tokens)
+        self._cache, self._capture = None, None
 
     def copy_prefix(self, token_ids: IntArray) -> KVSequence:
         """A suspended sequence of its own with the state of `clean_prefix(token_ids)`.
@@ -160,16 +155,20 @@ class KVSequence:
         holds are stored losslessly for the copy.
         """
         tokens = self.clean_prefix(token_ids)
-        checkpoint = self._checkpoint.truncated(tokens)
-        if self._cache is not None:
-            unstored = ~self._checkpoint.stored[:tokens]
-            extents = store_rows(self._cache.shards, unstored, self._rope)
-            checkpoint = checkpoint.with_extents((*checkpoint.extents, *extents))
         copy = KVSequence(
             self._adapter, self._rope, versions=self._versions.emptied(), worker=self._worker
         )
-        copy._checkpoint, copy._version = checkpoint, self._version
+        copy._checkpoint, copy._version = self._truncated(tokens), self._version
         return copy
+
+    def _truncated(self, tokens: int) -> Checkpoint:
+        """The checkpoint's first `tokens` tokens, with the rows that the live cache alone holds."""
+        checkpoint = self._checkpoint.truncated(tokens)
+        if self._cache is None:
+            return checkpoint
+        unstored = ~self._checkpoint.stored[:tokens]
+        extents = store_rows(self._cache.shards, unstored, self._rope)
+        return checkpoint.with_extents((*checkpoint.extents, *extents))
 
     def clear(self) -> None:
         """Delete all state, of all versions."""
@@ -218,7 +217,6 @@ class KVSequence:
         started = time.perf_counter()
         self._settle_stored()
         waited_ms = _milliseconds_since(started)
-        self._settle_scores()
         try:
             resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
         except CheckpointError as error:  # the current version was still arriving from a store
@@ -237,6 +235,7 @@ class KVSequence:
         anchors_of: AnchorsOf,
     ) -> Resumed:
         started = time.perf_counter()
+        self._settle_scores()
         current = Donor(self._version, self._checkpoint, is_live=self._cache is not None)
         donor, plan = choose_donor(
             current, self._other_donors(token_ids, policy), token_ids, policy, anchors_of

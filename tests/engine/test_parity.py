@@ -10,8 +10,6 @@ from patchkv_agents.engine.generation import SamplingParams
 from patchkv_agents.engine.sampler import Sampler
 from patchkv_agents.errors import InputError
 
-from .models import tiny_engine
-
 TOOLS = [
     {
         "type": "function",
@@ -65,17 +63,6 @@ def test_greedy_answers_are_the_same_token_for_token(smollm2_model, smollm2_toke
     assert reply.token_ids == expected
     assert reply.finish_reason == ("length" if len(expected) == 20 else "stop")
     assert reply.text == smollm2_tokenizer.decode(expected, skip_special_tokens=True)
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_tokenizer):
-    return tiny_engine(smollm2_tokenizer, max_tokens=700)
-
-
-@pytest.fixture
-def thread(engine, request):
-    yield engine.thread(request.node.name)
-    engine.drop(request.node.name)
 
 
 MESSAGES = CONVERSATIONS["turns"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from patchkv_agents.engine.adapter import ModelAdapter
+from patchkv_agents.engine.capture import AttentionCapture
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel
 
@@ -331,6 +333,20 @@ def test_scores_move_with_their_tokens_when_few_queries_run():
     sequence.suspend()
     after = sequence.checkpoint.scores
     assert np.corrcoef(before[:268], after[:268])[0, 1] > 0.95
+
+
+def test_aggregating_scores_is_part_of_planning(monkeypatch):
+    """Where the old state is live still: it was once in none of the times."""
+    sequence = sequence_of(tiny_model("llama"))
+    sequence.resume(random_ids(1, 40), RecoveryPolicy.exact())
+    scores = AttentionCapture.scores
+
+    def slow(self, tokens):
+        time.sleep(0.2)
+        return scores(self, tokens)
+
+    monkeypatch.setattr(AttentionCapture, "scores", slow)
+    assert sequence.resume(random_ids(1, 50), RecoveryPolicy.exact()).planning_ms > 200
 
 
 def test_a_scattered_row_set_is_cut_into_chunks_in_order():

@@ -13,8 +13,6 @@ from patchkv_agents.context import Edit, EditKind
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
-from .models import tiny_engine
-
 PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
 
 MESSAGES = [
@@ -24,17 +22,6 @@ MESSAGES = [
     {"role": "tool", "content": "The museum opens at nine. " * 20, "tool_call_id": "call_2"},
     {"role": "user", "content": "So which pier is it?"},
 ]
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_tokenizer):
-    return tiny_engine(smollm2_tokenizer, max_tokens=700)
-
-
-@pytest.fixture
-def thread(engine, request):
-    yield engine.thread(request.node.name)
-    engine.drop(request.node.name)
 
 
 def edited(pier="Pier 9, beyond the fuel dock"):

@@ -11,8 +11,6 @@ from patchkv_agents.engine import adapter as adapter_module
 from patchkv_agents.engine.turns import Turns
 from patchkv_agents.recovery import RecoveryPolicy
 
-from .models import tiny_engine
-
 PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
 JOIN_S = 60
 
@@ -102,11 +100,6 @@ def episode(thread, name: int) -> list[tuple[int, ...]]:
         answers.append(reply.token_ids)
         thread.suspend()
     return answers
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_tokenizer):
-    return tiny_engine(smollm2_tokenizer, max_tokens=700)
 
 
 def test_eight_python_threads_get_the_answers_of_one(engine, monkeypatch):
