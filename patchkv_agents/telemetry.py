@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from patchkv_agents.errors import InputError
+from patchkv_agents.records import edit_record
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -141,17 +142,10 @@ def _report_attributes(report: RecoveryReport) -> Mapping[str, Any]:
 
 def _edit_attributes(edit: Edit, answered: Answered, content: bool) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "patchkv.edit.kind": str(edit.kind),
-        "patchkv.edit.old_indices": edit.old_indices,
-        "patchkv.edit.new_indices": edit.new_indices,
-        "patchkv.edit.scope": edit.scope,
-        "patchkv.edit.where": edit.where,
-        "patchkv.edit.declared": edit.declared,
-        "patchkv.edit.partial": edit.partial,
-        "patchkv.edit.forget": edit.forget,
+        f"patchkv.edit.{name}": value
+        for name, value in edit_record(edit).items()
+        if name != "id" and value is not None  # attributes cannot be None
     }
-    if edit.author is not None:
-        attributes["patchkv.edit.author"] = edit.author
     if content:
         messages = answered.version.messages
         attributes["patchkv.edit.metadata"] = edit.metadata.text

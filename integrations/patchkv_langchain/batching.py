@@ -49,8 +49,9 @@ class FreedTokens:
 class EditBatching:
     """Holds back edits that are made for room alone, until together they are worth it.
 
-    Only what `ContextEditingMiddleware` clears, and what deepagents truncates or moves to files,
-    is ever held back: never a summary, a correction or a redaction. What was made once stays.
+    Only what `ContextEditingMiddleware` clears, and the arguments that deepagents truncates and
+    messages of the user that it moves to files, are ever held back: never a summary, a correction
+    or a redaction. What was made once stays.
 
     Args:
         max_tokens: no edit is held back where the messages would have more tokens than this. Leave

@@ -15,8 +15,6 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from patchkv_agents.records import edit_record, report_record
 
 if TYPE_CHECKING:
-    from langchain_core.runnables import RunnableConfig
-
     from patchkv_agents.context import Edit
     from patchkv_agents.recovery.report import RecoveryReport
 
@@ -26,39 +24,28 @@ RECOVERY_EVENT = "patchkv_recovery"
 Event = tuple[str, dict[str, Any]]
 
 
-def dispatch_reply(
-    report: RecoveryReport | None,
-    edits: Iterable[Edit],
-    version_id: str,
-    *,
-    config: RunnableConfig | None = None,
-) -> None:
+def dispatch_reply(report: RecoveryReport | None, edits: Iterable[Edit], version_id: str) -> None:
     """Tell the handlers of the run that is active, if one is.
 
     Args:
         report: of the resume; None if the model does not recover.
         edits: those that made the version.
         version_id: the version that was answered.
-        config: of the run; found from the context if left out.
     """
     try:
         for name, data in _events(report, edits, version_id):
-            dispatch_custom_event(name, data, config=config)
+            dispatch_custom_event(name, data)
     except RuntimeError:  # no run is active
         return
 
 
 async def adispatch_reply(
-    report: RecoveryReport | None,
-    edits: Iterable[Edit],
-    version_id: str,
-    *,
-    config: RunnableConfig | None = None,
+    report: RecoveryReport | None, edits: Iterable[Edit], version_id: str
 ) -> None:
     """As `dispatch_reply`, for asynchronous runs."""
     try:
         for name, data in _events(report, edits, version_id):
-            await adispatch_custom_event(name, data, config=config)
+            await adispatch_custom_event(name, data)
     except RuntimeError:  # no run is active
         return
 

@@ -119,7 +119,12 @@ def evicted(new: BaseMessage, old: Message | None) -> Claim | None:
     if new.type == "human" and new.additional_kwargs.get("lc_evicted_to"):
         # The message keeps the mark in the state, whole: only a change makes it an edit.
         return Claim(
-            "FilesystemMiddleware", EditKind.DELETE, "evicted_to_file", "request", True, True
+            "FilesystemMiddleware",
+            EditKind.DELETE,
+            "evicted_to_file",
+            where="request",
+            partial=True,
+            frees=True,
         )
     if new.type != "tool":
         return None
@@ -143,7 +148,14 @@ def truncated_arguments(new: BaseMessage, old: Message | None) -> Claim | None:
     ]
     if not changed or not all(_is_truncated(before, after) for before, after in changed):
         return None
-    return Claim("SummarizationMiddleware", EditKind.DELETE, "truncate_args", "request", True, True)
+    return Claim(
+        "SummarizationMiddleware",
+        EditKind.DELETE,
+        "truncate_args",
+        where="request",
+        partial=True,
+        frees=True,
+    )
 
 
 def _is_truncated(before: Any, after: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ RUN = "patchkv_run"
 """Key of the agent's state that names a run without a thread id."""
 
 MOST_THREADS = 1024
-"""Threads of which something is remembered; of the one used longest ago, notes are dropped."""
+"""Threads of which something is remembered; the one used longest ago is forgotten."""
 _NODES = "|"  # between the parts of LangGraph's checkpoint namespaces
 
 

@@ -18,6 +18,7 @@ from patchkv_agents.errors import InputError
 from patchkv_langgraph.history import GraphHistory
 from patchkv_langgraph.line import Line
 from patchkv_langgraph.marks import edit_kind, marked_edits
+from patchkv_langgraph.signatures import with_keyword
 from patchkv_langgraph.tasks import NodeTask, Reducer, message_updates, messages_in
 
 Node = TypeVar("Node", bound=Callable[..., Any] | Runnable[Any, Any])
@@ -232,7 +233,9 @@ def _tracked_function(node: Callable[..., Any], tracker: _Tracker) -> Callable[.
     if not is_plain:
         tracked.__name__ = type(node).__name__
     if not accepts_config:
-        tracked.__signature__ = _with_config(signature)  # type: ignore[attr-defined]
+        tracked.__signature__ = with_keyword(  # type: ignore[attr-defined]
+            signature, "config", RunnableConfig
+        )
     return tracked
 
 
@@ -266,14 +269,3 @@ async def _arecorded(
         raise
     await asyncio.to_thread(recording.finish, result)
     return result
-
-
-def _with_config(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with a parameter for the config, which LangGraph fills in."""
-    parameter = inspect.Parameter(
-        "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=RunnableConfig
-    )
-    parameters = list(signature.parameters.values())
-    has_more = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    parameters.insert(len(parameters) - has_more, parameter)
-    return signature.replace(parameters=parameters)

@@ -130,7 +130,7 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the thread's checkpoints and versions."""
         await self.saver.adelete_thread(thread_id)
-        self._history.delete_thread(thread_id)
+        await asyncio.to_thread(self._history.delete_thread, thread_id)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the thread's checkpoints and versions.
@@ -144,7 +144,7 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """As `copy_thread`."""
         await self.saver.acopy_thread(source_thread_id, target_thread_id)
-        self._history.copy_thread(source_thread_id, target_thread_id)
+        await asyncio.to_thread(self._history.copy_thread, source_thread_id, target_thread_id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Passed on; the strategy `"delete"` deletes versions too."""
@@ -154,7 +154,7 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Passed on; the strategy `"delete"` deletes versions too."""
         await self.saver.aprune(thread_ids, strategy=strategy)
-        self._pruned(thread_ids, strategy)
+        await asyncio.to_thread(self._pruned, thread_ids, strategy)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Passed on."""

@@ -17,6 +17,7 @@ from langgraph.types import Command
 from patchkv_agents.context import EditKind
 from patchkv_agents.errors import InputError
 from patchkv_langgraph.marks import EditMark, edit_kind, mark_of, marked
+from patchkv_langgraph.signatures import with_keyword
 from patchkv_langgraph.tasks import messages_in
 
 Replaces = Callable[[Any, Mapping[str, Any]], Iterable[str]] | str | None
@@ -221,13 +222,9 @@ def _rewriting(function: Callable[..., Any], how: _Rewriting) -> Callable[..., A
 
         made = run
     if not has_own:
-        parameter = inspect.Parameter(
-            "runtime", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ToolRuntime
+        made.__signature__ = with_keyword(  # type: ignore[attr-defined]
+            signature, "runtime", ToolRuntime
         )
-        parameters = list(signature.parameters.values())
-        has_more = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-        parameters.insert(len(parameters) - has_more, parameter)
-        made.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         made.__annotations__ = {**function.__annotations__, "runtime": ToolRuntime}
     return made
 

@@ -20,18 +20,27 @@ class ApiKeys:
     """The keys that a server accepts. Without any, every request is accepted.
 
     Args:
-        keys: `key`, or `name:key`; keys of one name are one tenant's.
+        keys: `key`, or `name:key`; keys of one name are one tenant's. Neither a name nor a key
+            has a colon; a key consists of ASCII characters without spaces, as headers carry them.
 
     Raises:
-        InputError: a key is empty, too short to be one, or given twice.
+        InputError: a key is too short to be one, has other characters, or is given twice.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._tenants: dict[bytes, str] = {}
         for line in keys:
             name, _, key = line.strip().rpartition(":")
+            if ":" in name:
+                raise InputError(
+                    "an API key has several colons: write 'key' or 'name:key', without further ones"
+                )
             if len(key) < 8:
                 raise InputError("an API key has fewer than 8 characters: choose a longer one")
+            if not all("!" <= character <= "~" for character in key):
+                raise InputError(
+                    "an API key has a space or a character that is not ASCII: choose another one"
+                )
             if key.encode() in self._tenants:
                 raise InputError("an API key is given twice: each needs a key of its own")
             digest = blake2b(key.encode(), digest_size=6).hexdigest()
@@ -72,7 +81,7 @@ class ApiKeys:
                 host name than this machine's own, as by a web page that stands for it.
         """
         if not self._tenants:
-            if not is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or ""):
+            if not is_loopback(_host_name(headers.get("host", ""))):
                 raise ApiError(
                     403,
                     "without API keys only requests to localhost are answered: start the server "
@@ -94,6 +103,14 @@ class ApiKeys:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return found
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header; empty if there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:  # an address in brackets that is none
+        return ""
 
 
 def is_loopback(host: str) -> bool:

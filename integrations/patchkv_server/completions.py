@@ -72,7 +72,18 @@ class Completions:
         if kind != "application/json":
             # Web pages may send other types to this machine without asking first.
             raise ApiError(415, "send JSON, with the header Content-Type: application/json")
-        body = await _body(request, self._service.settings.max_body_bytes)
+        settings = self._service.settings
+        try:
+            body = await asyncio.wait_for(
+                _body(request, settings.max_body_bytes), settings.body_timeout_s
+            )
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not arrive within {settings.body_timeout_s:g} s: send it again",
+                code="timeout",
+                headers={"Connection": "close"},  # the rest of the body may come yet
+            ) from None
         return await asyncio.to_thread(self._parse, body, request.headers)
 
     def _parse(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

@@ -10,6 +10,7 @@ from patchkv_agents.errors import ContextTooLongError, InputError
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
+    408: "timeout_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",

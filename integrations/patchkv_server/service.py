@@ -95,7 +95,12 @@ class Service:
     ) -> None:
         self.engine = engine
         self.settings = settings
-        self.threads = ThreadTable(engine, most=settings.max_threads, has_store=store is not None)
+        self.threads = ThreadTable(
+            engine,
+            most=settings.max_threads,
+            has_store=store is not None,
+            on_failure=self._log_failure,
+        )
         self._metrics = metrics
         self._store = store
         self._store_bytes: tuple[float, int | None] = (-_STORE_STATS_S, None)
@@ -213,7 +218,7 @@ class Service:
                 if now - self._store_bytes[0] >= _STORE_STATS_S:
                     self._store_bytes = now, self._store.stats().stored_bytes
         except Exception as error:  # it is tried again
-            log_failure("keeping house failed", error, self.settings.log_content)
+            self._log_failure("keeping house failed", error)
         if self._loop is not None:  # something may wait for a thread that was being suspended
             call_soon(self._loop, self._dispatch)
 
@@ -240,7 +245,7 @@ class Service:
                 self.threads.release(claim, thread, answered=answered)
                 self._keeper.submit(self._tidy)
             except Exception as error:
-                log_failure("a thread could not be given back", error, self.settings.log_content)
+                self._log_failure("a thread could not be given back", error)
             if end is not None:
                 ticket.put(end)
             call_soon(loop, self._done, ticket)
@@ -299,6 +304,9 @@ class Service:
         edits = thread.history.get(reply.version_id).edits if is_new else ()
         self._log(request, reply, name, time.perf_counter() - started)
         yield Answered(parser.answer, reply, edits, name)
+
+    def _log_failure(self, what: str, error: Exception) -> None:
+        log_failure(what, error, self.settings.log_content)
 
     def _log(self, request: ChatRequest, reply: Reply, name: str, seconds: float) -> None:
         report = reply.report

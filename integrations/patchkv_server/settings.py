@@ -15,7 +15,8 @@ class ServerSettings:
         max_running: requests that are answered at the same time; they take turns at the model.
         max_waiting: requests that may wait for that; the next one is refused.
         max_body_bytes: longest body of a request.
-        timeout_s: longest time from the arrival of a request to the end of its answer.
+        body_timeout_s: longest time for the body of a request to arrive.
+        timeout_s: longest time from when a request has arrived to the end of its answer.
         max_tokens: longest answer where the request does not say.
         memory_budget_bytes: of KV state in memory, live and suspended, of all threads together.
             State of the threads that are answering is not given up for it.
@@ -31,6 +32,7 @@ class ServerSettings:
     max_running: int = 4
     max_waiting: int = 64
     max_body_bytes: int = 16 * 2**20
+    body_timeout_s: float = 60.0
     timeout_s: float = 600.0
     max_tokens: int = 4096
     memory_budget_bytes: int = 8 * 2**30

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -76,10 +76,19 @@ class ThreadTable:
         engine: that runs them.
         most: threads to remember.
         has_store: whether state that is not in memory may be in the engine's store.
+        on_failure: is told what went wrong with one thread; the others go on.
     """
 
-    def __init__(self, engine: Engine, *, most: int, has_store: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        most: int,
+        has_store: bool,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
         self._engine = engine
+        self._on_failure = on_failure
         self._most = most
         self._has_store = has_store
         self._lock = threading.Lock()
@@ -124,7 +133,7 @@ class ThreadTable:
             return Claim(entry)
 
     def free(self, entry: Entry) -> None:
-        """Give a thread back that was copied from."""
+        """Give a thread back as it is, such as one that was copied from."""
         with self._lock:
             entry.is_busy = False
 
@@ -137,24 +146,21 @@ class ThreadTable:
             answered: whether the context was taken up.
         """
         entry = claim.entry
-        sizes = None
-        try:
-            sizes = None if thread is None else _sizes(thread)
-        finally:  # whatever is wrong with its state, the thread is free
-            with self._lock:
-                entry.used = time.monotonic()
-                if answered:
-                    entry.turns += 1
-                elif entry.shapes:
-                    entry.shapes.pop()
-                if sizes is not None:
-                    self._note(entry, sizes)
-                is_empty = not entry.turns and not entry.shapes
-                entry.is_busy = is_empty
+        if thread is not None:
+            try:
+                self._measure(entry, thread)
+            except Exception as error:
+                self._on_failure("the state of a thread could not be measured", error)
+        with self._lock:
+            entry.used = time.monotonic()
+            if answered:
+                entry.turns += 1
+            elif entry.shapes:
+                entry.shapes.pop()
+            is_empty = not entry.turns and not entry.shapes
+            entry.is_busy = is_empty
         if is_empty:
-            self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
-            with self._lock:
-                del self._entries[entry.key]
+            self._give_up(entry, forget=True)
 
     def _best(self, request: ChatRequest) -> Entry | None:
         """The conversation that the request continues; None if it begins one."""
@@ -206,9 +212,9 @@ class ThreadTable:
         """Suspend the threads that were not used for so long; returns how many. Takes time."""
         before = time.monotonic() - idle_s
         count = 0
-        while (entry := self._take("live", before)) is not None:
-            self._suspend(entry)
-            count += 1
+        tried: set[Entry] = set()
+        while (entry := self._take("live", tried, before)) is not None:
+            count += self._suspend(entry)
         return count
 
     def fit(self, budget_bytes: int) -> int:
@@ -220,55 +226,85 @@ class ThreadTable:
         Returns:
             How many were given up.
         """
-        while self._bytes() > budget_bytes and (entry := self._take("live")) is not None:
+        tried: set[Entry] = set()
+        while self._bytes() > budget_bytes and (entry := self._take("live", tried)) is not None:
             self._suspend(entry)
         given_up = 0
-        while self._bytes() > budget_bytes and (entry := self._take("suspended")) is not None:
-            self._give_up(entry)
-            given_up += 1
-        while len(self._entries) > self._most and (entry := self._take(None)) is not None:
+        tried = set()
+        while (
+            self._bytes() > budget_bytes and (entry := self._take("suspended", tried)) is not None
+        ):
+            given_up += self._give_up(entry)
+        tried = set()
+        while len(self._entries) > self._most and (entry := self._take(None, tried)) is not None:
             if entry.place == "live":
                 self._suspend(entry, keep=True)
-            self._give_up(entry, forget=True)
-            given_up += 1
+            given_up += self._give_up(entry, forget=True)
         return given_up
 
     def suspend_all(self) -> None:
         """Suspend all threads, so that the engine's store gets them."""
         self.suspend_idle(-1.0)
 
-    def _take(self, place: Place | None, before: float = float("inf")) -> Entry | None:
-        """The thread in this place that can be missed most easily, made busy."""
+    def _take(
+        self, place: Place | None, tried: set[Entry], before: float = float("inf")
+    ) -> Entry | None:
+        """The thread in this place that can be missed most easily, made busy.
+
+        It is added to those tried already: a pass takes each at most once, whatever comes of it.
+        """
         with self._lock:
             idle = [
                 entry
                 for entry in self._entries.values()
-                if not entry.is_busy and place in (None, entry.place) and entry.used <= before
+                if not entry.is_busy
+                and entry not in tried
+                and place in (None, entry.place)
+                and entry.used <= before
             ]
             if not idle:
                 return None
             entry = min(idle, key=lambda entry: (entry.turns > 1, entry.used))
             entry.is_busy = True
+            tried.add(entry)
             return entry
 
-    def _suspend(self, entry: Entry, *, keep: bool = False) -> None:
-        thread = self._thread(entry)
+    def _suspend(self, entry: Entry, *, keep: bool = False) -> bool:
+        """Suspend a busy thread, which is free then unless it is kept; returns whether it went."""
         try:
-            thread.suspend()
+            thread = self._thread(entry)
+            try:
+                thread.suspend()
+            finally:
+                self._measure(entry, thread)
+        except Exception as error:
+            self._on_failure("a thread could not be suspended", error)
+            return False
         finally:
-            sizes = _sizes(thread)
             with self._lock:
-                self._note(entry, sizes)
                 entry.is_busy = keep
+        return True
 
-    def _give_up(self, entry: Entry, *, forget: bool = False) -> None:
-        self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
+    def _give_up(self, entry: Entry, *, forget: bool = False) -> bool:
+        """Give up a busy thread's state, and the thread with `forget`; returns whether it went."""
+        try:
+            self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
+        except Exception as error:
+            self._on_failure("a thread could not be given up", error)
+            self.free(entry)
+            return False
         with self._lock:
             self._note(entry, (0, 0))
             entry.is_busy = False
             # Without history nothing of it is left that could be gone on with.
             if forget or not (self._engine.keeps_histories or self._has_store):
                 self._entries.pop(entry.key, None)
+        return True
+
+    def _measure(self, entry: Entry, thread: Thread) -> None:
+        sizes = _sizes(thread)
+        with self._lock:
+            self._note(entry, sizes)
 
     def _thread(self, entry: Entry) -> Thread:
         return self._engine.thread(entry.key.thread, namespace=entry.key.namespace)

@@ -63,6 +63,9 @@ def serve(
     timeout_s: Annotated[
         float, typer.Option(min=0.1, help="Longest time from a request to the end of its answer.")
     ] = 600.0,
+    body_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds within which a request's body has to arrive.")
+    ] = 60.0,
     memory_budget_gb: Annotated[
         float, typer.Option(min=0.01, help="KV state in memory, of all threads together.")
     ] = 8.0,
@@ -109,6 +112,7 @@ def serve(
         max_waiting=max_waiting,
         max_body_bytes=max_body_bytes,
         timeout_s=timeout_s,
+        body_timeout_s=body_timeout_s,
         max_tokens=max_tokens,
         memory_budget_bytes=budget_bytes,
         idle_suspend_s=idle_suspend_s,

@@ -14,7 +14,6 @@ from patchkv_agents.errors import InputError
 
 MOST_LOGPROBS = 20
 """Likeliest tokens that can be asked for with each token."""
-_NO_END = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class SamplingParams:
             (
                 "temperature",
                 _is_number(self.temperature)
-                and (self.temperature == 0 or 1e-3 <= self.temperature < _NO_END),
-                "0 (greedy) or a number of at least 0.001",
+                and (self.temperature == 0 or 1e-3 <= self.temperature <= 1e6),
+                "0 (greedy) or a number from 0.001 to 1,000,000",
             ),
             ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "more than 0, at most 1"),
             ("top_k", _is_integer(self.top_k, 0), "an integer: 0 (off) or more"),

@@ -32,35 +32,9 @@ DEVICES: Mapping[str, DeviceCost] = {
 """Machines by name; one GPU each. Layers spread over several compute one after the other."""
 
 
-def _model(
-    name: str,
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    width: int,
-    vocabulary: int,
-) -> ModelCost:
-    attention = 2 * hidden * head_dim * (heads + kv_heads)
-    parameters = layers * (attention + 3 * hidden * width)
-    return ModelCost(
-        name=name,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        hidden=hidden,
-        vocabulary=vocabulary,
-        linear_parameters=parameters,
-        stored_parameters=parameters,
-    )
-
-
 MODELS: Mapping[str, ModelCost] = {
     # From the models' own configuration files.
-    "qwen3-32b": _model(
+    "qwen3-32b": ModelCost.of_sizes(
         "Qwen3-32B",
         layers=64,
         hidden=5120,
@@ -70,7 +44,7 @@ MODELS: Mapping[str, ModelCost] = {
         width=25600,
         vocabulary=151936,
     ),
-    "glm-4-9b": _model(
+    "glm-4-9b": ModelCost.of_sizes(
         "GLM-4-9B",
         layers=40,
         hidden=4096,
@@ -80,7 +54,7 @@ MODELS: Mapping[str, ModelCost] = {
         width=13696,
         vocabulary=151552,
     ),
-    "llama-3.3-70b": _model(
+    "llama-3.3-70b": ModelCost.of_sizes(
         "Llama-3.3-70B",
         layers=80,
         hidden=8192,

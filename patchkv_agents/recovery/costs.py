@@ -66,8 +66,44 @@ class ModelCost:
             experts = max(getattr(config, name, None) or 0 for name in counts)
             width = expert * (config.num_experts_per_tok + shared)
             stored_width = expert * (experts + shared)
+        return cls.of_sizes(
+            name,
+            layers=config.num_hidden_layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            width=width,
+            vocabulary=config.vocab_size,
+            stored_width=stored_width,
+            bytes_per_value=bytes_per_value,
+        )
+
+    @classmethod
+    def of_sizes(
+        cls,
+        name: str,
+        *,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        width: int,
+        vocabulary: int,
+        stored_width: int | None = None,
+        bytes_per_value: int = 2,
+    ) -> ModelCost:
+        """A decoder whose layers have four attention matrices and a gated MLP of three.
+
+        Args:
+            width: of the MLP, or of all experts together that a token passes through.
+            stored_width: of all experts together; `width` where there are none.
+            name, layers, hidden, heads, kv_heads, head_dim, vocabulary, bytes_per_value: see the
+                attributes.
+        """
         attention = 2 * hidden * head_dim * (heads + kv_heads)
-        layers = config.num_hidden_layers
+        stored_width = width if stored_width is None else stored_width
         return cls(
             name=name,
             layers=layers,
@@ -75,7 +111,7 @@ class ModelCost:
             kv_heads=kv_heads,
             head_dim=head_dim,
             hidden=hidden,
-            vocabulary=config.vocab_size,
+            vocabulary=vocabulary,
             linear_parameters=layers * (attention + 3 * hidden * width),
             stored_parameters=layers * (attention + 3 * hidden * stored_width),
             bytes_per_value=bytes_per_value,
@@ -304,7 +340,9 @@ def largest_edit(
 def restoring_pays(
     model: ModelCost, device: DeviceCost, *, rows: int, payload_bytes: int, keys_seen: float
 ) -> bool:
-    """Whether to fetch rows takes less time than to compute them: the engine's cost rule.
+    """Whether to fetch rows takes less time than to compute them.
+
+    A rule for whoever knows the rates of a machine and its store; the engine fetches regardless.
 
     Args:
         model, device: sizes and rates.

@@ -12,20 +12,17 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim_messages
 from langchain_core.tools import tool
 
-from patchkv_agents import RecoveryPolicy
 from patchkv_agents.errors import ContextError
 from patchkv_langchain import ChatPatchKV
 
 from ..engine.models import tiny_engine
+from .agents import SHORT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from patchkv_agents.engine import Engine
 
-SHORT = RecoveryPolicy(
-    "short", window_tokens=8, attention_fraction=0.0, tail_tokens=4, block_size=8
-)
 CONTEXT = [
     SystemMessage("Be brief."),
     HumanMessage("What is in the hall?"),

@@ -14,16 +14,12 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from transformers import PreTrainedTokenizerBase
 
-from patchkv_agents import Engine, RecoveryPolicy
+from patchkv_agents import Engine
 from patchkv_agents.engine import Thread
 from patchkv_agents.errors import InputError
 from patchkv_langchain import PatchKVMiddleware, ScriptedChatPatchKV
 from tests.engine.models import tiny_engine
-from tests.langchain.agents import look, middle_edits
-
-SHORT = RecoveryPolicy(
-    "short", window_tokens=8, attention_fraction=0.0, tail_tokens=4, block_size=8
-)
+from tests.langchain.agents import SHORT, look, middle_edits
 
 
 @pytest.fixture

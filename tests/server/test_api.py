@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from patchkv_agents.engine import Engine, Thread
-from patchkv_server import ServerSettings
+from patchkv_agents.errors import InputError
+from patchkv_server import ApiKeys, ServerSettings
 
 from .conftest import NewEngine
 from .serving import MODEL, Served, serving, talk
@@ -200,6 +201,8 @@ def test_models_and_health(served: Served) -> None:
         ({"logprobs": True, "top_logprobs": 99}, "logprobs"),
         ({"tool_choice": "find"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"extra_body": {"repetition_penalty": 1e-300}}, "repetition_penalty"),
+        ({"extra_body": {"repetition_penalty": 1e300}}, "repetition_penalty"),
         ({"extra_body": {"thread": 5}}, "thread"),
         ({"extra_body": {"stream": "yes"}}, "stream"),
     ],
@@ -266,8 +269,9 @@ def test_web_pages_cannot_use_it(served: Served) -> None:
     """A page may send text without asking, or bind its own name to this machine's address."""
     url = f"{served.url}/v1/chat/completions"
     assert httpx.post(url, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
-    answer = httpx.get(f"{served.url}/v1/models", headers={"Host": "evil.example"})
-    assert answer.status_code == 403
+    for host in ("evil.example", "["):
+        answer = httpx.get(f"{served.url}/v1/models", headers={"Host": host})
+        assert answer.status_code == 403
 
 
 def test_keys(new_engine: NewEngine) -> None:
@@ -280,3 +284,9 @@ def test_keys(new_engine: NewEngine) -> None:
         assert httpx.get(f"{served.url}/metrics").status_code == 401
         assert httpx.get(f"{served.url}/health").status_code == 200
         assert served.client("secret-key-1").chat.completions.create(**options).choices
+
+
+@pytest.mark.parametrize("key", ["ann:two:secret-key-1", "secret-kéy-1", "secret key 1"])
+def test_keys_that_no_request_could_send(key: str) -> None:
+    with pytest.raises(InputError, match="an API key has"):
+        ApiKeys([key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -147,6 +148,19 @@ def test_time_is_up(new_engine: NewEngine, gate: threading.Event) -> None:
         with pytest.raises(openai.APIError, match="no whole answer"):
             list(ask(served, "Cleo", stream=True))
         gate.set()
+
+
+def test_a_body_that_does_not_arrive(new_engine: NewEngine) -> None:
+    with serving(new_engine(), ServerSettings(body_timeout_s=0.2)) as served:
+        address = httpx.URL(served.url)
+        with socket.create_connection((address.host, address.port or 0), timeout=20) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))  # until it is closed
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"timeout"' in answer
 
 
 def test_an_internal_error_tells_nothing(

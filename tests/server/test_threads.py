@@ -13,9 +13,10 @@ from patchkv_agents.checkpoint.stores import open_store
 from patchkv_agents.context import SQLiteHistoryStore, ThreadKey, render
 from patchkv_agents.context.explaining.causes import Cause
 from patchkv_agents.context.explaining.explain import explain
-from patchkv_agents.engine import Engine
+from patchkv_agents.engine import Engine, Thread
 from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_server import ServerSettings
+from patchkv_server import ServerSettings, threads
+from patchkv_server.requests import ChatRequest, read_request
 
 from .conftest import NewEngine
 from .serving import MODEL, Served, serving, talk, until
@@ -213,3 +214,77 @@ def test_owner_of_a_thread(new_engine: NewEngine) -> None:
     with serving(new_engine()) as served:
         owner = served.service.threads.owner_of
         assert owner(ThreadKey("user-a%2Fb/name/with/slash")) == ("user-a/b", "name/with/slash")
+
+
+@pytest.mark.parametrize("broken", ["suspend", "sizes"])
+def test_one_thread_that_fails_does_not_end_the_housekeeping(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    failures: list[str] = []
+    table, names = _table_of(new_engine(), "abc", failures)
+
+    def fail(thread: Thread) -> Any:
+        if thread.id == names[0]:
+            raise RuntimeError("broken")
+        return (suspend if broken == "suspend" else sizes)(thread)
+
+    suspend, sizes = Thread.suspend, threads._sizes
+    with monkeypatch.context() as patch:
+        if broken == "suspend":
+            patch.setattr(Thread, "suspend", fail)
+        else:
+            patch.setattr(threads, "_sizes", fail)
+        assert table.suspend_idle(-1.0) == 2
+        assert table.fit(0) == 2
+        assert len(failures) == 2  # once a pass
+    assert sorted(table.places().values()) == ["live"]  # the one that failed, and is not busy
+    assert table.suspend_idle(-1.0) == 1
+    assert table.fit(0) == 1
+
+
+def test_a_thread_that_cannot_be_dropped_is_free(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[str] = []
+    engine = new_engine()
+    table, _ = _table_of(engine, "ab", failures, most=1)
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "drop", fail)
+        assert table.fit(0) == 0
+        claim = table.claim(_request("c"))
+        assert claim is not None
+        table.release(claim, None, answered=False)
+        assert "answering" not in table.places().values()
+    assert failures
+    assert table.fit(0) == 2
+    assert set(table.places().values()) == {"stored"}  # the new one, of which there is nothing
+
+
+def _request(name: str) -> ChatRequest:
+    body = {"model": MODEL, "messages": talk(name, 1)}
+    return read_request(body, tenant="local", thread=name, models=[MODEL], max_tokens=2)
+
+
+def _table_of(
+    engine: Engine, names: str, failures: list[str], *, most: int = 8
+) -> tuple[threads.ThreadTable, list[str]]:
+    """A table of threads that answered once, and their ids in the engine."""
+    table = threads.ThreadTable(
+        engine, most=most, has_store=False, on_failure=lambda what, error: failures.append(what)
+    )
+    ids = []
+    for name in names:
+        request = _request(name)
+        claim = table.claim(request)
+        assert claim is not None
+        thread = engine.thread(claim.entry.key.thread)
+        thread.generate(request.messages, max_new_tokens=2)
+        table.release(claim, thread, answered=True)
+        if claim.source is not None:
+            table.free(claim.source)
+        ids.append(claim.entry.key.thread)
+    return table, ids

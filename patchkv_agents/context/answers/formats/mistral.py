@@ -59,7 +59,6 @@ class MistralFormat:
                     raise MalformedCall("a call is its name, [ARGS] and a JSON object")
                 arguments, place = next_json(text, head.end())
                 calls.append(make_call(head[1], arguments, head[2]))
-                place += len(text[place:]) - len(text[place:].lstrip())
         if not calls:
             raise MalformedCall(f"nothing follows {_TAG}")
         return calls
