@@ -5,19 +5,23 @@ from patchkv_agents.recovery.policy import (
     BlendMask,
     BlendPolicy,
     BlendScore,
+    MeasuredStop,
     RecoveryPolicy,
     Selection,
 )
 from patchkv_agents.recovery.report import RecoveryReport
+from patchkv_agents.recovery.window import WindowModel
 
 __all__ = [
     "BlendMask",
     "BlendPolicy",
     "BlendScore",
+    "MeasuredStop",
     "RecoveryPlan",
     "RecoveryPolicy",
     "RecoveryReport",
     "RowLabel",
     "Selection",
+    "WindowModel",
     "plan_recovery",
 ]

@@ -7,6 +7,7 @@ from enum import Enum
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
+from patchkv_agents.recovery.window import WindowModel
 
 
 class Selection(str, Enum):
@@ -19,6 +20,14 @@ class Selection(str, Enum):
     rule."""
     CONTIGUOUS = "contiguous"
     """None: the window grows by as many rows as `BLOCKS` would recompute, tail included."""
+    EDITED = "edited"
+    """Whole blocks, ranked by the attention that they gave to what was edited, directly and
+    through other blocks; and the query tail."""
+    COMBINED = "combined"
+    """As `EDITED`, ranked by that mass times the attention that the block received."""
+    QUESTION = "question"
+    """As `BLOCKS`, ranked by the attention that the query tail of the new context gives: it runs
+    once more, first, on the restored rows."""
 
 
 class BlendScore(str, Enum):
@@ -72,13 +81,43 @@ class BlendPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredStop:
+    """Ending a window by the drift of the rows just recomputed, whose old values are stored.
+
+    While the drift of a window's last block (relative L2 distance of old and fresh values, the
+    median over its rows and sampled layers) exceeds the limit, the window is extended.
+
+    Attributes:
+        drift: largest drift at which a window ends.
+        step_tokens: by how much a window is extended at a time.
+        most_tokens: longest window, extensions included.
+
+    Raises:
+        InputError: a value is out of its range.
+    """
+
+    drift: float
+    step_tokens: int = 32
+    most_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.drift > 0.0:
+            raise InputError(f"drift is {self.drift}: use more than 0")
+        if self.step_tokens < 1 or self.most_tokens < self.step_tokens:
+            raise InputError(
+                f"step_tokens is {self.step_tokens} and most_tokens {self.most_tokens}: use "
+                "1 <= step_tokens <= most_tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
     """How the repair set is chosen.
 
     Attributes:
         name: how reports call it.
         window_tokens: length of the dirty window behind each edit, in tokens; None recomputes the
-            whole suffix, which is exact.
+            whole suffix, which is exact. With `window_model`, the shortest that it may predict.
         attention_fraction: share of the suffix that may be recomputed because it received much
             attention (kappa).
         tail_tokens: length of the query tail, in tokens; 1 is the last token alone, which gives
@@ -88,6 +127,13 @@ class RecoveryPolicy:
             losslessly. What is stored with loss is not exact: an exact recovery computes it again.
         selection: which rows are recomputed for their attention.
         blend: chooses further rows while they run, if given.
+        window_model: predicts the length of the window behind each edit, if given.
+        most_repaired: largest share of the suffix that is recomputed, the tail included. Where
+            windows behind many edits would pass it, the rows nearest to the edits are taken. None
+            is no limit.
+        stop: extends windows by measured drift, if given.
+        most_generations: rows that were restored over more edits than this are recomputed; None
+            is no limit.
 
     Raises:
         InputError: a value is out of its range.
@@ -101,6 +147,10 @@ class RecoveryPolicy:
     precision: PrecisionPolicy | None = None
     selection: Selection = Selection.BLOCKS
     blend: BlendPolicy | None = None
+    window_model: WindowModel | None = None
+    most_repaired: float | None = None
+    stop: MeasuredStop | None = None
+    most_generations: int | None = None
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 0:
@@ -115,6 +165,14 @@ class RecoveryPolicy:
             raise InputError("an exact policy stores losslessly: leave out precision")
         if self.block_size < 1:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
+        if self.most_repaired is not None and not 0.0 < self.most_repaired <= 1.0:
+            raise InputError(f"most_repaired is {self.most_repaired}: use more than 0, up to 1")
+        if self.most_generations is not None and self.most_generations < 0:
+            raise InputError(f"most_generations is {self.most_generations}: use 0 or more")
+        if self.window_tokens is None and (self.window_model or self.stop):
+            raise InputError(
+                "a policy without a window recomputes everything: leave out window_model and stop"
+            )
         if self.blend is not None and self.window_tokens is None:
             raise InputError("a policy without a window recomputes everything: leave out blend")
 

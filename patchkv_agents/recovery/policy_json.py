@@ -1,0 +1,61 @@
+"""A policy as JSON, as profiles hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.errors import InputError
+from patchkv_agents.recovery.policy import (
+    BlendMask,
+    BlendPolicy,
+    BlendScore,
+    MeasuredStop,
+    RecoveryPolicy,
+    Selection,
+)
+from patchkv_agents.recovery.window import WindowModel
+from patchkv_kernels import PayloadFormat
+
+
+def policy_to_json(policy: RecoveryPolicy) -> dict[str, Any]:
+    """All fields of a policy, by name, as JSON has them."""
+    plain: dict[str, Any] = _plain(asdict(policy))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def policy_from_json(fields: Mapping[str, Any]) -> RecoveryPolicy:
+    """The policy of which `policy_to_json` made these fields.
+
+    Raises:
+        InputError: a field is unknown, missing, or has a wrong value.
+    """
+    given = dict(fields)
+    try:
+        given["selection"] = Selection(given["selection"])
+        if (blend := given["blend"]) is not None:
+            score, mask = BlendScore(blend["score"]), BlendMask(blend["mask"])
+            given["blend"] = BlendPolicy(**{**blend, "score": score, "mask": mask})
+        if (precision := given["precision"]) is not None:
+            name = precision["format"]
+            format = None if name is None else PayloadFormat(name)
+            given["precision"] = PrecisionPolicy(**{**precision, "format": format})
+        if (window := given["window_model"]) is not None:
+            coefficients = tuple(window["coefficients"])
+            given["window_model"] = WindowModel(**{**window, "coefficients": coefficients})
+        if (stop := given["stop"]) is not None:
+            given["stop"] = MeasuredStop(**stop)
+        return RecoveryPolicy(**given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"these are not the fields of a policy: {error}") from error
