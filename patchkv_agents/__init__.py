@@ -6,35 +6,29 @@ transformers, so that command lines and tools which only look at contexts stay f
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from patchkv_agents.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from patchkv_agents.context import ContextHistory, Edit, EditKind
     from patchkv_agents.engine import Engine, Thread
+    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
 
 __version__ = "0.1.0"
 
-__all__ = ["ContextHistory", "Edit", "EditKind", "Engine", "RecoveryPolicy", "Thread"]
+__all__ = ["ContextHistory", "Edit", "EditKind", "Engine", "Profile", "RecoveryPolicy", "Thread"]
 
-_MODULE_OF = {
-    "ContextHistory": "patchkv_agents.context",
-    "Edit": "patchkv_agents.context",
-    "EditKind": "patchkv_agents.context",
-    "Engine": "patchkv_agents.engine",
-    "RecoveryPolicy": "patchkv_agents.recovery",
-    "Thread": "patchkv_agents.engine",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value  # the next access does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "ContextHistory": "patchkv_agents.context",
+        "Edit": "patchkv_agents.context",
+        "EditKind": "patchkv_agents.context",
+        "Engine": "patchkv_agents.engine",
+        "Profile": "patchkv_agents.profiling.profile",
+        "RecoveryPolicy": "patchkv_agents.recovery",
+        "Thread": "patchkv_agents.engine",
+    },
+)

@@ -31,6 +31,10 @@ class UnsupportedModelError(PatchKVError):
     """The model keeps state that this engine cannot hold correctly."""
 
 
+class ProfileError(InputError):
+    """A recovery profile cannot be read, or was made for another model."""
+
+
 class CheckpointError(PatchKVError):
     """A stored checkpoint cannot be read, written or trusted. Exact prefill does without it."""
 

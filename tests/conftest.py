@@ -18,9 +18,21 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # compiles kernels runs in a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
 
+# Beside other test processes (`make test` runs two), torch takes this one's share of the cores. It
+# reads this when it is imported.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ["OMP_NUM_THREADS"] = str(max(1, share))
+
 # Machines are shared: how long one example takes says nothing.
 settings.register_profile("patchkv", deadline=None)
 settings.load_profile("patchkv")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that two processes end together."""
+    items.sort(key=lambda item: item.get_closest_marker("smoke") is None)
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

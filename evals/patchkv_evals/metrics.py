@@ -8,27 +8,21 @@ counts.
 
 from __future__ import annotations
 
-import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+from patchkv_agents.profiling import answers
+from patchkv_agents.profiling.answers import ARTICLE, normalize_answer
+
 _TRIVIAQA_SPACES = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
-
-
-def normalize_answer(answer: str) -> str:
-    """Lower case, without punctuation, articles and extra white space (SQuAD, HotpotQA)."""
-    plain = answer.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLE.sub(" ", plain).split())
 
 
 def normalize_triviaqa(answer: str) -> str:
     """The same as TriviaQA does it: punctuation, more of it, becomes spaces instead of going."""
     plain = answer.lower().translate(_TRIVIAQA_SPACES)
-    return " ".join(_ARTICLE.sub(" ", plain).split())
+    return " ".join(ARTICLE.sub(" ", plain).split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +75,15 @@ def scorer(dataset: str) -> Scorer:
 
 
 def same_answer(answer: str, reference: str, score: Scorer = _LONGBENCH) -> bool:
-    """Whether two answers are equal after normalisation; the reference is full prefill's."""
-    return score.normalize(answer) == score.normalize(reference)
+    """Whether two answers are equal after a data set's normalisation; see `answers.same_answer`."""
+    return answers.same_answer(answer, reference, score.normalize)
 
 
 def stale_answer(
     prediction: str, old: Iterable[str], new: Iterable[str], score: Scorer = _LONGBENCH
 ) -> bool:
-    """Whether a prediction gives the answer from before the edit, and not the one from after it.
-
-    It gives an answer if it has its words, normalised, in a row. Where the old answer is part of
-    the new one, a prediction of the new one is not stale.
-    """
-    words = f" {score.normalize(prediction)} "
-
-    def gives(answers: Iterable[str]) -> bool:
-        normalized = (score.normalize(answer) for answer in answers)
-        return any(f" {answer} " in words for answer in normalized if answer)
-
-    return gives(old) and not gives(new)
+    """Whether a prediction gives the answer from before the edit; see `answers.stale_answer`."""
+    return answers.stale_answer(prediction, old, new, score.normalize)
 
 
 def answer_margin(new: Sequence[float], old: Sequence[float]) -> float:

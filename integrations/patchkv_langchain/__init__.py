@@ -6,8 +6,9 @@ middleware needs LangChain itself, which the extra `langchain` installs.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from patchkv_agents.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from patchkv_langchain.batching import EditBatching, FreedTokens
@@ -26,22 +27,23 @@ __all__ = [
     "tracked",
 ]
 
-_MODULE_OF = {
-    "ChatPatchKV": "patchkv_langchain.chat",
-    "EditBatching": "patchkv_langchain.batching",
-    "FreedTokens": "patchkv_langchain.batching",
-    "PatchKVMiddleware": "patchkv_langchain.middleware",
-    "ScriptedChatPatchKV": "patchkv_langchain.testing",
-    "declared_edits": "patchkv_langchain.records",
-    "tracked": "patchkv_langchain.records",
-}
+_get, __dir__ = lazy_exports(
+    __name__,
+    {
+        "ChatPatchKV": "patchkv_langchain.chat",
+        "EditBatching": "patchkv_langchain.batching",
+        "FreedTokens": "patchkv_langchain.batching",
+        "PatchKVMiddleware": "patchkv_langchain.middleware",
+        "ScriptedChatPatchKV": "patchkv_langchain.testing",
+        "declared_edits": "patchkv_langchain.records",
+        "tracked": "patchkv_langchain.records",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(_MODULE_OF[name]), name)
+        return _get(name)
     except ModuleNotFoundError as error:
         if error.name != "langchain" and not str(error.name).startswith("langchain."):
             raise
@@ -50,9 +52,3 @@ def __getattr__(name: str) -> Any:
             "'patchkv-agents[langchain]'",
             name=error.name,
         ) from error
-    globals()[name] = value  # the next access does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

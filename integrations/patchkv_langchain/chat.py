@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -19,12 +20,13 @@ from langchain_core.runnables import (
 )
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import Field, PrivateAttr, field_validator
-from typing_extensions import override
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+from typing_extensions import Self, override
 
-from patchkv_agents.context import Message, from_langchain, parse_tools
+from patchkv_agents.context import ContextVersion, Message, from_langchain, parse_tools
 from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
 from patchkv_agents.errors import InputError
+from patchkv_agents.profiling.shipped import profile_file
 from patchkv_langchain.chat_answers import Answered, ChunkMaker
 from patchkv_langchain.chat_async import iterate_in_thread
 from patchkv_langchain.chat_engines import (
@@ -34,6 +36,7 @@ from patchkv_langchain.chat_engines import (
     policy_of,
     shared_engine,
 )
+from patchkv_langchain.chat_lineage import Step, steps_of
 from patchkv_langchain.chat_requests import (
     beginning,
     shown_messages,
@@ -88,7 +91,9 @@ class ChatPatchKV(BaseChatModel):
         model_kwargs: further arguments of `Engine.from_pretrained`, such as `dtype` or `store`.
         policy: how edited contexts are recovered: `exact`, `default`, the name of a method or a
             `RecoveryPolicy`; the engine's own if left out, which is exact unless it was told
-            otherwise.
+            otherwise, and that of its profile if that has passed validation.
+        recovery_profile: of the model, which is loaded with it: a file, the name of a profile that
+            comes with PatchKV Agents, or a `Profile`. Other models by name are without.
         thread: id of the conversation, in place of LangChain's.
         temperature, top_p, top_k, seed: see `SamplingParams`; greedy by default.
         max_tokens: most tokens to generate.
@@ -102,6 +107,7 @@ class ChatPatchKV(BaseChatModel):
     engine: Any = Field(default=None, exclude=True)
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     policy: Any = None
+    recovery_profile: Any = None
     thread: str | None = None
     temperature: float = 0.0
     max_tokens: int = 1024
@@ -127,6 +133,24 @@ class ChatPatchKV(BaseChatModel):
                 raise ValueError("policy must be None, a name or a RecoveryPolicy")
         return policy
 
+    @field_validator("recovery_profile")
+    @classmethod
+    def _check_profile(cls, profile: Any) -> Any:
+        if isinstance(profile, (str, Path)):
+            profile_file(profile)  # fails now, not at the first call
+        elif profile is not None:
+            from patchkv_agents.profiling.profile import Profile  # loads torch, as its maker did
+
+            if not isinstance(profile, Profile):
+                raise ValueError("recovery_profile must be None, a file, a name or a Profile")
+        return profile
+
+    @model_validator(mode="after")
+    def _check_one_profile(self) -> Self:
+        if self.engine is not None and self.recovery_profile is not None:
+            raise ValueError("the engine has its own profile: give recovery_profile to the Engine")
+        return self
+
     @property
     @override
     def _llm_type(self) -> str:
@@ -142,7 +166,8 @@ class ChatPatchKV(BaseChatModel):
     @override
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """What LangChain's caches know answers by; an engine's weights and defaults among it."""
-        settings = self.template_args, self.answer_style, self.policy, self.model_kwargs
+        recovery = self.policy, self.recovery_profile
+        settings = self.template_args, self.answer_style, recovery, self.model_kwargs
         return f"{super()._get_llm_string(stop, **kwargs)}---{answers_key(self.engine, settings)}"
 
     @override
@@ -163,14 +188,17 @@ class ChatPatchKV(BaseChatModel):
         """The engine, loaded if it is not yet. Other models than the own one are loaded by name.
 
         Raises:
-            ModelNotFoundError, UnsupportedModelError: see `Engine.from_pretrained`.
+            ModelNotFoundError, ProfileError, UnsupportedModelError: see `Engine.from_pretrained`.
         """
         name = model or self.model
         if self.engine is not None and name == self.model:
             engine: Engine = self.engine
             return engine
         if name not in self._engines:
-            self._engines[name] = shared_engine(name, self.model_kwargs)
+            options = self.model_kwargs
+            if self.recovery_profile is not None and name == self.model:
+                options = {**options, "recovery_profile": self.recovery_profile}
+            self._engines[name] = shared_engine(name, options)
         return self._engines[name]
 
     @override
@@ -320,15 +348,20 @@ class ChatPatchKV(BaseChatModel):
         sampling |= {name: options[name] for name in _MORE_SAMPLING & options.keys()}
         with chat_threads(engine).turn(conversation) as thread:
             served_by(thread)
-            head = thread.history.head
+            step = Step.of(config)
+            parent = None if step is None else steps_of(thread).parent(thread, step, shown)
+            before = thread.base(shown) if parent is None else parent
+            old = before.messages if isinstance(before, ContextVersion) else ()
             chunks = self._replies(
                 thread,
                 shown,
                 tools=tools,
                 template_args=template_args,
-                edits=declared_edits(head.messages if head else (), given, shown=shown),
-                policy=policy_of(options.get("policy", self.policy)),
-                max_new_tokens=options.get("max_tokens") or self.max_tokens,
+                edits=declared_edits(old, given, shown=shown),
+                parent=before,
+                checkpoint_id=None if step is None else step.checkpoint,
+                policy=policy_of(options.get("policy", self.policy), engine.profile),
+                max_new_tokens=options.get("max_tokens", self.max_tokens),
                 stop=tuple(self.stop or () if stop is None else stop),
                 begin=engine.tokenizer.encode(begin, add_special_tokens=False) if begin else (),
                 keep_special=style.markers,
@@ -337,14 +370,14 @@ class ChatPatchKV(BaseChatModel):
             reply: Reply | None = None
             with closing(chunks):
                 for chunk in chunks:
+                    if step is not None and thread.history.head is not None:
+                        steps_of(thread).note(step, thread.history.head.id)
                     yield from parser.feed(chunk.text)
                     reply = chunk.reply
             yield from parser.finish()
             if reply is None:
                 raise RuntimeError("the stream ended without a reply")
-            is_new = head is None or head.id != reply.version_id  # not asked again, as in a retry
-            edits = thread.history.get(reply.version_id).edits if is_new else ()
-        yield Answered(parser.answer, reply, edits, options.get("model") or self.model)
+        yield Answered(parser.answer, reply, options.get("model") or self.model)
 
     def _replies(
         self, thread: Thread, messages: Sequence[Message], **options: Any

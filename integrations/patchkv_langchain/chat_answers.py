@@ -10,7 +10,6 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from patchkv_agents.context import Edit
 from patchkv_agents.context.answers import Answer, AnswerPiece
 from patchkv_agents.records import report_record
 from patchkv_langchain.events import adispatch_reply, dispatch_reply
@@ -27,23 +26,21 @@ class Answered:
     Attributes:
         answer: taken apart.
         reply: of the engine.
-        edits: that led to the version which was answered.
         model_name: of the model.
     """
 
     answer: Answer
     reply: Reply
-    edits: tuple[Edit, ...]
     model_name: str
 
     def told(self) -> Answered:
         """Itself, after LangChain's handlers were told of the edits and the recovery."""
-        dispatch_reply(self.reply.report, self.edits, self.reply.version_id)
+        dispatch_reply(self.reply.report, self.reply.edits, self.reply.version_id)
         return self
 
     async def atold(self) -> Answered:
         """As `told`, in asynchronous code."""
-        await adispatch_reply(self.reply.report, self.edits, self.reply.version_id)
+        await adispatch_reply(self.reply.report, self.reply.edits, self.reply.version_id)
         return self
 
     def result(self) -> ChatResult:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
+    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
 
 _Key = tuple[Any, ...]
@@ -40,7 +41,7 @@ def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
         options: further arguments of that.
 
     Raises:
-        ModelNotFoundError, UnsupportedModelError: see `Engine.from_pretrained`.
+        ModelNotFoundError, ProfileError, UnsupportedModelError: see `Engine.from_pretrained`.
     """
     simple = str, int, float, bool, type(None)
     # Objects, such as stores, are the same only if they are one.
@@ -57,8 +58,14 @@ def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
         return engine
 
 
-def policy_of(policy: str | RecoveryPolicy | None) -> RecoveryPolicy | None:
+def policy_of(
+    policy: str | RecoveryPolicy | None, profile: Profile | None = None
+) -> RecoveryPolicy | None:
     """The policy of a name: `exact`, `default`, or that of a method; None stays None.
+
+    Args:
+        policy: the name, or a policy, which is returned.
+        profile: of the model, from which methods are taken.
 
     Raises:
         InputError: there is no policy of this name.
@@ -67,7 +74,7 @@ def policy_of(policy: str | RecoveryPolicy | None) -> RecoveryPolicy | None:
         return policy
     from patchkv_agents.baselines import policy_named
 
-    return policy_named(policy)
+    return policy_named(policy, profile)
 
 
 def answers_key(engine: Engine | None, settings: Any) -> str:

@@ -39,7 +39,7 @@ class ScriptedChatPatchKV(ChatPatchKV):
     def _replies(
         self, thread: Thread, messages: Sequence[Message], **options: Any
     ) -> Generator[StreamChunk, None, None]:
-        engine = self.load()
+        engine = thread.engine
         text = self._next_answer()
         if isinstance(text, AIMessage):
             text = _written(text, messages, engine, options)

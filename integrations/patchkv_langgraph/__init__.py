@@ -11,8 +11,9 @@ use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from patchkv_agents.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from patchkv_langgraph.history import GraphHistory
@@ -34,26 +35,17 @@ __all__ = [
     "versioned_messages",
 ]
 
-_MODULE_OF = {
-    "EditMark": "marks",
-    "GraphHistory": "history",
-    "TrackedSaver": "saver",
-    "context_tool": "tools",
-    "mark_of": "marks",
-    "marked": "marks",
-    "marked_edits": "marks",
-    "track_edits": "nodes",
-    "versioned_messages": "reducer",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # the next access does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "EditMark": "patchkv_langgraph.marks",
+        "GraphHistory": "patchkv_langgraph.history",
+        "TrackedSaver": "patchkv_langgraph.saver",
+        "context_tool": "patchkv_langgraph.tools",
+        "mark_of": "patchkv_langgraph.marks",
+        "marked": "patchkv_langgraph.marks",
+        "marked_edits": "patchkv_langgraph.marks",
+        "track_edits": "patchkv_langgraph.nodes",
+        "versioned_messages": "patchkv_langgraph.reducer",
+    },
+)

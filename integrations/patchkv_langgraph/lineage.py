@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Condition
+from typing import Any
 
 _MOST_LINKS = 10_000
 _PATIENCE_S = 0.25
@@ -22,6 +23,23 @@ class Link:
 
 Lookup = Callable[[str, str, str], Link | None]
 """Finds the link of a checkpoint, given thread, namespace and id."""
+
+
+def stored_link(saver: Any, thread: str, namespace: str, checkpoint: str) -> Link | None:
+    """What a checkpointer of LangGraph's has stored of a checkpoint.
+
+    Returns:
+        None if it has nothing, or can only be asked asynchronously.
+    """
+    wanted = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": checkpoint}
+    try:
+        found = saver.get_tuple({"configurable": wanted})
+    except (NotImplementedError, asyncio.InvalidStateError):
+        return None
+    if found is None:
+        return None
+    before = (found.parent_config or {}).get("configurable", {})
+    return Link(before.get("checkpoint_id"), found.metadata.get("source"))
 
 
 class Lineage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
@@ -17,7 +18,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 
-from patchkv_langgraph.lineage import Link
+from patchkv_langgraph.lineage import Link, stored_link
 
 if TYPE_CHECKING:
     from patchkv_langgraph.history import GraphHistory
@@ -37,7 +38,7 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
         super().__init__(serde=saver.serde)
         self.saver = saver
         self._history = history
-        history.lineage.lookup = self._lookup
+        history.lineage.lookup = partial(stored_link, saver)
 
     def __getattr__(self, name: str) -> Any:
         if name == "saver":  # while it is being copied
@@ -202,15 +203,3 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
             checkpoint["id"],
             Link(get_checkpoint_id(config), metadata.get("source")),
         )
-
-    def _lookup(self, thread: str, namespace: str, checkpoint: str) -> Link | None:
-        """What the other checkpointer has stored of a checkpoint's parent."""
-        wanted = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": checkpoint}
-        try:
-            found = self.saver.get_tuple({"configurable": wanted})
-        except (NotImplementedError, asyncio.InvalidStateError):
-            return None  # it can only be asked asynchronously
-        if found is None:
-            return None
-        parent = get_checkpoint_id(found.parent_config) if found.parent_config else None
-        return Link(parent, found.metadata.get("source"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.context import Edit, ToolCall
+from patchkv_agents.context import ToolCall
 from patchkv_agents.context.answers import Answer, AnswerPiece
 from patchkv_agents.records import edit_record, report_record
 
@@ -37,13 +37,11 @@ class Answered:
     Attributes:
         answer: taken apart.
         reply: of the engine.
-        edits: that led to the context since the request before.
         thread: name of the conversation.
     """
 
     answer: Answer
     reply: Reply
-    edits: tuple[Edit, ...]
     thread: str
 
 
@@ -189,5 +187,5 @@ def _recovery(answered: Answered) -> dict[str, Any]:
         **report_record(answered.reply.report),
         "thread": answered.thread,
         "version": answered.reply.version_id,
-        "edits": [edit_record(edit) for edit in answered.edits],
+        "edits": [edit_record(edit) for edit in answered.reply.edits],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -56,6 +57,8 @@ def create_app(
     )
     engine.observer = _both(engine.observer, activity)
     metrics.watch(service)
+    if engine.shadow is not None:
+        metrics.watch_shadow(engine.shadow)
     models = tuple(dict.fromkeys([model or engine.model_name, engine.model_name]))
     created = int(time.time())
 
@@ -66,6 +69,8 @@ def create_app(
             yield
         finally:
             await service.close()
+            if engine.shadow is not None:
+                await asyncio.to_thread(engine.shadow.close)
             activity.close()
 
     app = FastAPI(
@@ -82,7 +87,13 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     async def completions(request: Request) -> Response:
-        return await complete(request)
+        try:
+            return await complete(request)
+        except Exception as error:  # passed on, uvicorn would log what it says
+            told = api_error(error)
+            if told is not error:
+                log_failure("a request failed", error, settings.log_content)
+            raise told from None
 
     @app.get("/v1/models")
     def list_models(request: Request) -> dict[str, Any]:

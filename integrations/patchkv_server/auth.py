@@ -78,7 +78,8 @@ class ApiKeys:
 
         Raises:
             ApiError: 401, the key is missing or wrong; 403, the request was made to another
-                host name than this machine's own, as by a web page that stands for it.
+                host name than this machine's own, as by a web page that stands for it, or by a
+                web page of another machine.
         """
         if not self._tenants:
             if not is_loopback(_host_name(headers.get("host", ""))):
@@ -87,6 +88,13 @@ class ApiKeys:
                     "without API keys only requests to localhost are answered: start the server "
                     "with --api-key",
                     code="host_not_allowed",
+                )
+            if _is_foreign_page(headers.get("origin", "")):
+                raise ApiError(
+                    403,
+                    "without API keys no web page of another machine is answered: start the server "
+                    "with --api-key",
+                    code="origin_not_allowed",
                 )
             return f"user-{user}" if user else LOCAL
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -111,6 +119,12 @@ def _host_name(header: str) -> str:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:  # an address in brackets that is none
         return ""
+
+
+def _is_foreign_page(origin: str) -> bool:
+    """Whether a browser says that a page from elsewhere asks; desktop programs say other things."""
+    scheme, _, rest = origin.partition("://")
+    return scheme.lower() in ("http", "https") and not is_loopback(_host_name(rest))
 
 
 def is_loopback(host: str) -> bool:

@@ -130,8 +130,11 @@ class Completions:
                         yield _line(chunk)
                     yield b"data: [DONE]\n\n"
                     return
-        except ApiError as error:
-            yield _line(error.body())
+        except Exception as error:
+            told = api_error(error)
+            if told is not error:
+                log_failure("a request failed", error, self._service.settings.log_content)
+            yield _line(told.body())
 
 
 class _Stream(StreamingResponse):

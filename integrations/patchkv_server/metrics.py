@@ -13,10 +13,11 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from patchkv_agents.engine.observing import Answered
+from patchkv_agents.profiling.shadow import Shadow
 from patchkv_server.gauges import Gauges, Place
 from patchkv_server.misses import Miss
 from patchkv_server.strips import counts
@@ -44,6 +45,10 @@ class ServerMetrics:
     | patchkv_fallbacks_total | | exact recoveries in place of the policy's |
     | patchkv_memory_bytes | tier | KV state: live, suspended, store |
     | patchkv_threads | place | threads by where their state is |
+    | patchkv_shadow_checks_total | outcome | agreed, differed, dropped, failed |
+    | patchkv_shadow_first_token_kl_nats | quantile | 0.5, 0.95, 1 of the last thousand checks |
+
+    The last two are there with shadow checks only; `agreed` is the first token of a full prefill.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -110,6 +115,10 @@ class ServerMetrics:
         """Read queue, memory and threads from `gauges` at each scrape. To be called once."""
         self._registry.register(_GaugeCollector(gauges))
 
+    def watch_shadow(self, shadow: Shadow) -> None:
+        """Read what shadow checks have found at each scrape. To be called once."""
+        self._registry.register(_ShadowCollector(shadow))
+
     def text(self) -> bytes:
         """All of it in Prometheus's text format."""
         return generate_latest(self._registry)
@@ -150,7 +159,37 @@ class _GaugeCollector(Collector):
         )
 
 
-def _family(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
+class _ShadowCollector(Collector):
+    """Asks for the summary once for each scrape."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self._shadow = shadow
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now."""
+        found = self._shadow.summary()
+        checks = CounterMetricFamily(
+            "patchkv_shadow_checks", "Answers of the sample by outcome.", labels=("outcome",)
+        )
+        for outcome, number in (
+            ("agreed", found.agreed),
+            ("differed", found.checks - found.agreed),
+            ("dropped", found.dropped),
+            ("failed", found.failed),
+        ):
+            checks.add_metric((outcome,), number)
+        yield checks
+        kls = {
+            "0.5": found.first_token_kl_median,
+            "0.95": found.first_token_kl_p95,
+            "1": found.first_token_kl_max,
+        }
+        known = {quantile: kl for quantile, kl in kls.items() if kl is not None}
+        what = "KL of approximate first tokens from exact ones, of the last thousand checks."
+        yield _family("shadow_first_token_kl_nats", what, "quantile", known)
+
+
+def _family(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(f"patchkv_{name}", what, labels=(label,))
     for value, number in values.items():
         family.add_metric((value,), number)

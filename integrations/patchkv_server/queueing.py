@@ -14,7 +14,8 @@ class FairQueue(Generic[Item]):
     """Waiting items of several tenants: round robin among tenants, first come first for each.
 
     A tenant of which fewer items are running goes before others. An item that cannot run yet is
-    passed over. Not safe for several threads, but how many wait and run can be read from any.
+    passed over. Where too many wait, the tenant of which most wait has to take one back. Not safe
+    for several threads, but how many wait and run can be read from any.
 
     Args:
         most: items that may wait.
@@ -37,13 +38,28 @@ class FairQueue(Generic[Item]):
         for items in self._waiting.values():
             yield from items
 
-    def put(self, tenant: str, item: Item, *, beyond: int = 0) -> bool:
-        """Let an item wait; returns False if there are too many, `beyond` that are allowed."""
+    def put(self, tenant: str, item: Item, *, beyond: int = 0) -> Item | None:
+        """Let an item wait.
+
+        Args:
+            tenant: whose it is.
+            item: to wait.
+            beyond: items that may wait above the limit.
+
+        Returns:
+            The item that may not wait, if there are too many: this one, or the last of a tenant of
+            which more wait.
+        """
+        refused = None
         if len(self) >= self._most + beyond:
-            return False
+            greedy = max(self._waiting, key=lambda name: len(self._waiting[name]), default=tenant)
+            if len(self._waiting.get(greedy, ())) <= len(self._waiting.get(tenant, ())) + 1:
+                return item
+            refused = self._waiting[greedy][-1]
+            self.remove(greedy, refused)
         self._waiting.setdefault(tenant, deque()).append(item)
         self._count += 1
-        return True
+        return refused
 
     def take(self, place_for: Callable[[Item], Place | None]) -> tuple[Item, Place] | None:
         """The next item that can run, with its place; None if there is none.

@@ -179,11 +179,12 @@ def _check_model(model: Any, models: Sequence[str]) -> None:
 
 
 def _name(name: Any, field: str) -> str | None:
-    if name is None or name == "":
+    """A name as a header carries it too: without spaces around it, and not empty."""
+    if name is None:
         return None
     if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.isprintable():
         raise invalid(f"{field} has to be a name of at most {_LONGEST_NAME} characters", field)
-    return name
+    return name.strip() or None
 
 
 def _tool_choice(choice: Any, tools: Sequence[FrozenJson]) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
+
+from patchkv_agents.errors import PatchKVError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,7 +46,35 @@ class AppServer(uvicorn.Server):
         self._service: Service = app.state.service
         self._grace_s = grace_s
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop, also by SIGINT or SIGTERM, and return.
+
+        A second SIGINT ends answers under way at once.
+
+        Raises:
+            PatchKVError: it could not start, such as where the port is taken.
+        """
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            # Having ended, uvicorn raises the signals again that it was stopped by.
+            before = {number: signal.signal(number, _ignore) for number in HANDLED_SIGNALS}
+        try:
+            super().run(sockets)
+        except SystemExit:  # how uvicorn reports that; the log has the reason
+            raise PatchKVError(
+                f"the server could not start at {self.config.host}, port {self.config.port}: see "
+                "the error above, and free the port or choose another one with --port"
+            ) from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End answers, connections and the application, in this order."""
-        await self._service.finish(self._grace_s)
+        await self._service.finish(self._grace_s, lambda: self.force_exit)
+        self.force_exit = False  # what is left takes little time, and stores the threads
         await super().shutdown(sockets)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing upon a signal. Unlike `SIG_IGN`, child processes do not inherit it."""

@@ -119,13 +119,18 @@ class Service:
         await self._loop.run_in_executor(self._keeper, self.threads.rediscover)
         self._keeping = asyncio.create_task(self._keep())
 
-    async def finish(self, within_s: float) -> None:
-        """Take up no more requests, and give answers under way so many seconds to end."""
+    async def finish(self, within_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """Take up no more requests, and give answers under way so many seconds to end.
+
+        Args:
+            within_s: the answers that take longer end with an error.
+            is_urgent: asked again and again whether all of them have to end now.
+        """
         self._is_closed = True
         for ticket in [*self._queue]:
             ticket.put(_closed())
         end = time.monotonic() + within_s
-        while self._running and time.monotonic() < end:
+        while self._running and time.monotonic() < end and not is_urgent():
             await asyncio.sleep(0.02)
         for ticket in [*self._running]:
             ticket.put(_closed())
@@ -145,6 +150,8 @@ class Service:
     def submit(self, request: ChatRequest) -> Ticket:
         """Let a request wait for its turn.
 
+        Where too many wait, it is refused, or another one of a tenant that has more waiting.
+
         Raises:
             ApiError: 429, too many are waiting; 503, the server is shutting down.
         """
@@ -152,13 +159,17 @@ class Service:
             raise _closed()
         ticket = Ticket(request)
         free = self.settings.max_running - self._queue.running  # these do not have to wait
-        if not self._queue.put(request.tenant, ticket, beyond=free):
-            raise ApiError(
+        refused = self._queue.put(request.tenant, ticket, beyond=free)
+        if refused is not None:
+            error = ApiError(
                 429,
                 f"{len(self._queue)} requests are waiting already: try again later",
                 code="queue_full",
                 headers={"Retry-After": str(_RETRY_AFTER_S)},
             )
+            if refused is ticket:
+                raise error
+            refused.put(error)
         self._dispatch()
         return ticket
 
@@ -281,7 +292,6 @@ class Service:
             template_args=template_args,
             salt=request.salt,
         )
-        head = thread.history.head
         started = time.perf_counter()
         sampling: SamplingOptions = {
             **request.sampling,
@@ -300,10 +310,8 @@ class Service:
         if reply is None:
             raise RuntimeError("the stream ended without a reply")
         yield Piece(tuple(parser.finish()), ())
-        is_new = head is None or head.id != reply.version_id  # not asked again, as in a retry
-        edits = thread.history.get(reply.version_id).edits if is_new else ()
         self._log(request, reply, name, time.perf_counter() - started)
-        yield Answered(parser.answer, reply, edits, name)
+        yield Answered(parser.answer, reply, name)
 
     def _log_failure(self, what: str, error: Exception) -> None:
         log_failure(what, error, self.settings.log_content)

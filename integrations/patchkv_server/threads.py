@@ -26,6 +26,9 @@ WORTH_SHARING = 200
 WORTH_WAITING = 2000
 """Characters that need not be computed, for which a request waits until its thread is free."""
 
+_OURS = "serve/"
+"""Begins the ids of the server's threads: what else a history file holds is left alone."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -35,7 +38,7 @@ class Entry:
         key: of the engine's thread.
         tenant, name: whose it is, and what the client calls it.
         shapes: of its newest contexts.
-        turns: contexts that were answered; those of earlier processes count as one.
+        turns: contexts that were answered, also by earlier processes.
         used: time of the last use, of `time.monotonic`.
         is_busy: answering, or being suspended or given up.
         place: where its state is.
@@ -95,22 +98,31 @@ class ThreadTable:
         self._entries: dict[ThreadKey, Entry] = {}
 
     def rediscover(self) -> None:
-        """Take up the threads that the engine's history store has. Reads it, which takes time."""
-        found = []
-        for key in self._engine.known_threads():
-            tenant, name = self.owner_of(key)
-            head = self._engine.open_history(key.thread, key.namespace).head
-            if name and head is not None:
-                found.append((head.id, Entry(key, tenant, name, turns=1), Shape.of_version(head)))
-        with self._lock:
-            for number, (_, entry, shape) in enumerate(sorted(found, key=lambda new: new[0])):
-                entry.shapes.append(shape)
-                entry.used = time.monotonic() - len(found) + number
-                self._entries.setdefault(entry.key, entry)
+        """Take up the newest threads that the engine's history store has, and delete the others.
+
+        Reads the store, which takes time. A thread that cannot be read stays there as it is, and
+        is not taken up.
+        """
+        known = [key for key in self._engine.known_threads() if key.thread.startswith(_OURS)]
+        now = time.monotonic()
+        for age, key in enumerate(known[: self._most]):
+            try:
+                history = self._engine.open_history(key.thread, key.namespace)
+                turns, head = len(history), history.head
+            except Exception as error:
+                self._on_failure("a stored history cannot be read and is left out", error)
+                continue
+            if head is not None:
+                entry = Entry(key, *self.owner_of(key), turns=turns, used=now - age)
+                entry.shapes.append(Shape.of_version(head))
+                with self._lock:
+                    self._entries.setdefault(key, entry)
+        for key in known[self._most :]:
+            self._delete(key)
 
     def owner_of(self, key: ThreadKey) -> tuple[str, str]:
         """The tenant of a thread of the engine, and the name by which it knows the thread."""
-        tenant, _, name = key.thread.partition("/")
+        tenant, _, name = key.thread.removeprefix(_OURS).partition("/")
         return unquote(tenant), name
 
     # Requests
@@ -160,7 +172,7 @@ class ThreadTable:
             is_empty = not entry.turns and not entry.shapes
             entry.is_busy = is_empty
         if is_empty:
-            self._give_up(entry, forget=True)
+            self._give_up(entry, keep=False)
 
     def _best(self, request: ChatRequest) -> Entry | None:
         """The conversation that the request continues; None if it begins one."""
@@ -221,7 +233,8 @@ class ThreadTable:
         """Bring state in memory below the budget, and the table to its size. Takes time.
 
         Threads are suspended, then given up: those that were answered only once go first, then
-        those used longest ago. With a store, they come back from there.
+        those used longest ago. With a store, they come back from there. Those that are too many
+        for the table are deleted, from the engine's stores too.
 
         Returns:
             How many were given up.
@@ -237,9 +250,8 @@ class ThreadTable:
             given_up += self._give_up(entry)
         tried = set()
         while len(self._entries) > self._most and (entry := self._take(None, tried)) is not None:
-            if entry.place == "live":
-                self._suspend(entry, keep=True)
-            given_up += self._give_up(entry, forget=True)
+            self._delete(entry.key)
+            given_up += 1
         return given_up
 
     def suspend_all(self) -> None:
@@ -269,8 +281,8 @@ class ThreadTable:
             tried.add(entry)
             return entry
 
-    def _suspend(self, entry: Entry, *, keep: bool = False) -> bool:
-        """Suspend a busy thread, which is free then unless it is kept; returns whether it went."""
+    def _suspend(self, entry: Entry) -> bool:
+        """Suspend a busy thread, which is free then; returns whether it went."""
         try:
             thread = self._thread(entry)
             try:
@@ -281,12 +293,11 @@ class ThreadTable:
             self._on_failure("a thread could not be suspended", error)
             return False
         finally:
-            with self._lock:
-                entry.is_busy = keep
+            self.free(entry)
         return True
 
-    def _give_up(self, entry: Entry, *, forget: bool = False) -> bool:
-        """Give up a busy thread's state, and the thread with `forget`; returns whether it went."""
+    def _give_up(self, entry: Entry, *, keep: bool = True) -> bool:
+        """Give up a busy thread's state, and without `keep` the thread; returns whether it went."""
         try:
             self._engine.drop(entry.key.thread, namespace=entry.key.namespace)
         except Exception as error:
@@ -297,9 +308,18 @@ class ThreadTable:
             self._note(entry, (0, 0))
             entry.is_busy = False
             # Without history nothing of it is left that could be gone on with.
-            if forget or not (self._engine.keeps_histories or self._has_store):
+            if not keep or not (self._engine.keeps_histories or self._has_store):
                 self._entries.pop(entry.key, None)
         return True
+
+    def _delete(self, key: ThreadKey) -> None:
+        """Delete a thread, here and in the engine's stores as far as these let it."""
+        try:
+            self._engine.drop(key.thread, namespace=key.namespace, delete=True, erase=False)
+        except Exception as error:
+            self._on_failure("a thread could not be deleted from its stores", error)
+        with self._lock:
+            self._entries.pop(key, None)
 
     def _measure(self, entry: Entry, thread: Thread) -> None:
         sizes = _sizes(thread)
@@ -334,7 +354,7 @@ class ThreadTable:
 
 
 def _key(tenant: str, name: str) -> ThreadKey:
-    return ThreadKey(f"{quote(tenant, safe='')}/{name}")
+    return ThreadKey(f"{_OURS}{quote(tenant, safe='')}/{name}")
 
 
 def _sizes(thread: Thread) -> tuple[int, int]:

@@ -53,6 +53,7 @@ def add_block_mass(
     *,
     block_size: int,
     scaling: float | None = None,
+    row_stride: int = 1,
 ) -> None:
     """Add the attention that each block of queries gives to each block of keys, over all heads.
 
@@ -63,6 +64,8 @@ def add_block_mass(
         query, key, scaling: as for `add_received_mass`.
         block_size: tokens per block. The kernels take 32 and 64; other sizes run as torch code on
             any device.
+        row_stride: of the given rows, only every so many-th counts: those whose positions are one
+            less than its multiples. The kernels take all; others run as torch code.
 
     Raises:
         PayloadError: the shapes do not fit together.
@@ -71,13 +74,15 @@ def add_block_mass(
     blocks = -(-key.shape[1] // block_size)
     if mass.dtype != torch.float32 or mass.ndim != 2 or min(mass.shape) < blocks:
         raise PayloadError(f"mass must be float32 with at least {blocks} blocks on both sides")
-    if query.is_cuda and block_size in (32, 64):
+    if query.is_cuda and block_size in (32, 64) and row_stride == 1:
         from patchkv_kernels.triton_attention_mass import add_block_mass_triton
 
         # Triton launches on the current device.
         with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
             return add_block_mass_triton(mass, query, key, block_size=block_size, scaling=scaling)
-    add_block_mass_torch(mass, query, key, block_size=block_size, scaling=scaling)
+    add_block_mass_torch(
+        mass, query, key, block_size=block_size, scaling=scaling, row_stride=row_stride
+    )
 
 
 def check_attention(query: torch.Tensor, key: torch.Tensor) -> None:
@@ -103,7 +108,8 @@ def add_received_mass_torch(
     mass: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *, scaling: float | None = None
 ) -> None:
     """`add_received_mass` in torch: one product and one softmax for all heads and rows."""
-    received = _attention(query, key, scaling).sum(dim=(0, 1))
+    positions = torch.arange(key.shape[1] - query.shape[1], key.shape[1], device=key.device)
+    received = _attention(query, key, positions, scaling).sum(dim=(0, 1))
     mass[: key.shape[1]] += received
 
 
@@ -114,29 +120,38 @@ def add_block_mass_torch(
     *,
     block_size: int,
     scaling: float | None = None,
+    row_stride: int = 1,
 ) -> None:
     """`add_block_mass` in torch, one kv head at a time: `[group, rows, tokens]` is held."""
-    rows, tokens = query.shape[1], key.shape[1]
-    first = tokens - rows
+    tokens = key.shape[1]
+    first = tokens - query.shape[1]
+    skipped = -(first + 1) % row_stride
+    query = query[:, skipped::row_stride]
+    if query.shape[1] == 0:
+        return
+    positions = torch.arange(first + skipped, tokens, row_stride, device=key.device)
+    blocks = -(-tokens // block_size)
     group = query.shape[0] // key.shape[0]
-    starts = torch.arange(0, tokens, block_size, device=key.device)
-    row_blocks = torch.arange(first, tokens, device=key.device) // block_size
     for kv_head in range(key.shape[0]):
         heads = slice(kv_head * group, (kv_head + 1) * group)
-        weights = _attention(query[heads], key[kv_head : kv_head + 1], scaling).sum(dim=0)
-        padding = len(starts) * block_size - tokens
-        pooled = torch.nn.functional.pad(weights, (0, padding)).view(rows, -1, block_size).sum(-1)
-        mass[:, : len(starts)].index_add_(0, row_blocks, pooled)
+        weights = _attention(query[heads], key[kv_head : kv_head + 1], positions, scaling)
+        padded = torch.nn.functional.pad(weights.sum(dim=0), (0, blocks * block_size - tokens))
+        pooled = padded.view(len(positions), blocks, block_size).sum(-1)
+        mass[:, :blocks].index_add_(0, positions // block_size, pooled)
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, scaling: float | None) -> torch.Tensor:
-    """Softmax rows of the last positions, float32 `[heads, rows, tokens]`; shapes as above."""
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """Softmax rows, float32 `[heads, rows, tokens]`, of queries at `positions` (ascending)."""
     heads, rows, head_dim = query.shape
     kv_heads, tokens, _ = key.shape
     factor = head_dim**-0.5 if scaling is None else scaling
     folded = query.reshape(kv_heads, -1, head_dim)
     scores = (torch.matmul(folded, key.transpose(1, 2)) * factor).float()
     scores = scores.view(heads, rows, tokens)
-    future = torch.ones(rows, rows, dtype=torch.bool, device=key.device).triu(1)
-    scores[:, :, tokens - rows :].masked_fill_(future, float("-inf"))
+    # Every row sees the keys up to the first row's position.
+    seen = int(positions[0])
+    future = torch.arange(seen, tokens, device=key.device) > positions[:, None]
+    scores[:, :, seen:].masked_fill_(future, float("-inf"))
     return scores.softmax(dim=-1)

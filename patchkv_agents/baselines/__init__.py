@@ -2,12 +2,7 @@
 
 from patchkv_agents.baselines.cacheblend import CACHEBLEND
 from patchkv_agents.baselines.cacheblend_released import CACHEBLEND_RELEASED
-from patchkv_agents.baselines.comparison import (
-    Comparison,
-    MethodResult,
-    compare_methods,
-    first_token_kl,
-)
+from patchkv_agents.baselines.comparison import Comparison, MethodResult, compare_methods
 from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.baselines.prefix_cache import PREFIX_CACHE
 from patchkv_agents.baselines.registry import method, method_names, policy_named
@@ -20,7 +15,6 @@ __all__ = [
     "Comparison",
     "MethodResult",
     "compare_methods",
-    "first_token_kl",
     "method",
     "method_names",
     "policy_named",

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
-from patchkv_agents.recovery import RecoveryPolicy, Selection
+from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
 from patchkv_kernels import PayloadFormat
 
-_PATCHKV = RecoveryPolicy.default()
+_CHANGES: dict[str, dict[str, Any]] = {
+    "patchkv_no_attention": {"attention_fraction": 0.0},
+    "patchkv_no_window": {"window_tokens": 0, "window_model": None, "stop": None},
+    "patchkv_no_tail": {"tail_tokens": 1},
+    "patchkv_contiguous": {"selection": Selection.CONTIGUOUS},
+    "patchkv_edited": {"selection": Selection.EDITED},
+    "patchkv_combined": {"selection": Selection.COMBINED},
+    "patchkv_question": {"selection": Selection.QUESTION},
+    "patchkv_stop": {"stop": MeasuredStop(drift=0.1)},
+    "patchkv_budget": {"most_generations": 4},
+    "patchkv_uncapped": {"most_repaired": None},
+    "patchkv_fp16": {"precision": PrecisionPolicy.fixed(PayloadFormat.F16)},
+    "patchkv_int8": {"precision": PrecisionPolicy.fixed(PayloadFormat.K8V8)},
+    "patchkv_int4": {"precision": PrecisionPolicy.fixed(PayloadFormat.K4V4)},
+}
+"""What each of them changes. One that the policy has already leaves it as it is.
 
-ABLATIONS = (
-    replace(_PATCHKV, name="patchkv_no_attention", attention_fraction=0.0),
-    replace(_PATCHKV, name="patchkv_no_window", window_tokens=0),
-    replace(_PATCHKV, name="patchkv_no_tail", tail_tokens=1),
-    replace(_PATCHKV, name="patchkv_contiguous", selection=Selection.CONTIGUOUS),
-    replace(_PATCHKV, name="patchkv_fp16", precision=PrecisionPolicy.fixed(PayloadFormat.F16)),
-    replace(_PATCHKV, name="patchkv_int8", precision=PrecisionPolicy.fixed(PayloadFormat.K8V8)),
-    replace(_PATCHKV, name="patchkv_int4", precision=PrecisionPolicy.fixed(PayloadFormat.K4V4)),
-)
-"""What is stored in one format has all of the default's rows; `patchkv_int4` has 4-bit keys too,
-which nothing else uses, to compare with published figures."""
+What is stored in one format has all of the policy's rows; `patchkv_int4` has 4-bit keys too, which
+nothing else uses, to compare with published figures."""
+
+
+def ablations(policy: RecoveryPolicy) -> tuple[RecoveryPolicy, ...]:
+    """`policy` with one part changed, in every way there is."""
+    return tuple(replace(policy, name=name, **changes) for name, changes in _CHANGES.items())

@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-import torch
-
 from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import ContextVersion, Conversation
+from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine, Reply, Thread
-from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
 CONTINUATION_TOKENS = 16
@@ -61,26 +59,6 @@ class Comparison:
         return self.versions[-1]
 
 
-def first_token_kl(reference: torch.Tensor, logits: torch.Tensor) -> float:
-    """KL(reference || logits) of two logit vectors `[vocab]`, in nats, in float64; at least 0.
-
-    Infinite where `logits` excludes a token that `reference` allows.
-
-    Raises:
-        PatchKVError: a vector has NaN or no finite entry.
-    """
-    expected = reference.double().log_softmax(dim=-1)
-    actual = logits.double().log_softmax(dim=-1)
-    if expected.isnan().any() or actual.isnan().any():
-        raise PatchKVError(
-            "the model's logits are not numbers: check its weights and dtype (float16 overflows in "
-            "some models; try bfloat16 or float32)"
-        )
-    probability = expected.exp()
-    terms = torch.where(probability > 0, probability * (expected - actual), 0.0)
-    return max(0.0, float(terms.sum()))
-
-
 def compare_methods(
     engine: Engine,
     old: Conversation,
@@ -107,7 +85,8 @@ def compare_methods(
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
     started = time.perf_counter()
     progress("prefill of the old context")
-    with SharedStates(engine, answer_tokens=answer_tokens) as states:
+    maps = any(policy.selection.needs_map for policy in policies)
+    with SharedStates(engine, answer_tokens=answer_tokens, maps=maps) as states:
         old_state = states.exact(old)
         origins: dict[str, Thread | None] = {"full_prefill": None}
         origins |= {policy.name: states.stored(old, policy.precision).thread for policy in policies}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from patchkv_agents.baselines.ablations import ABLATIONS
+from typing import TYPE_CHECKING
+
+from patchkv_agents.baselines.ablations import ablations
 from patchkv_agents.baselines.cacheblend import CACHEBLEND
 from patchkv_agents.baselines.cacheblend_released import CACHEBLEND_RELEASED
 from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
@@ -10,18 +12,20 @@ from patchkv_agents.baselines.prefix_cache import PREFIX_CACHE
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery import RecoveryPolicy
 
-_METHODS = {
-    policy.name: policy
-    for policy in (
-        PREFIX_CACHE,
-        DIRECT_REUSE,
-        CACHEBLEND,
-        CACHEBLEND_RELEASED,
-        RecoveryPolicy.published(),
-        RecoveryPolicy.default(),
-        *ABLATIONS,
-    )
-}
+if TYPE_CHECKING:
+    from patchkv_agents.profiling.profile import Profile
+
+
+def _methods(profile: Profile | None) -> dict[str, RecoveryPolicy]:
+    published, patchkv = RecoveryPolicy.published(), RecoveryPolicy.default()
+    if profile is not None:
+        published, patchkv = profile.published, profile.policy
+    baselines = PREFIX_CACHE, DIRECT_REUSE, CACHEBLEND, CACHEBLEND_RELEASED
+    methods = (*baselines, published, patchkv, *ablations(patchkv))
+    return {policy.name: policy for policy in methods}
+
+
+_METHODS = _methods(None)
 
 
 def method_names() -> tuple[str, ...]:
@@ -29,25 +33,33 @@ def method_names() -> tuple[str, ...]:
     return tuple(_METHODS)
 
 
-def method(name: str) -> RecoveryPolicy:
+def method(name: str, profile: Profile | None = None) -> RecoveryPolicy:
     """The policy that runs a method.
+
+    Args:
+        name: of the method.
+        profile: from which PatchKV, as published and ours, and its ablations are taken; their
+            defaults are if it is left out.
 
     Raises:
         InputError: there is no method of this name.
     """
-    if name not in _METHODS:
-        raise InputError(f"there is no method '{name}': use one of {', '.join(_METHODS)}")
-    return _METHODS[name]
+    methods = _METHODS if profile is None else _methods(profile)
+    if name not in methods:
+        raise InputError(f"there is no method '{name}': use one of {', '.join(methods)}")
+    return methods[name]
 
 
-def policy_named(name: str) -> RecoveryPolicy:
+def policy_named(name: str, profile: Profile | None = None) -> RecoveryPolicy:
     """The policy of a name: `exact`, `default`, or that of a method.
+
+    Args:
+        name: of the policy.
+        profile: as for `method`; its policy is then the default.
 
     Raises:
         InputError: there is no policy of this name.
     """
     if name == "exact":
         return RecoveryPolicy.exact()
-    if name == "default":
-        return RecoveryPolicy.default()
-    return method(name)
+    return method("patchkv" if name == "default" else name, profile)

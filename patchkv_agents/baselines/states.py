@@ -9,7 +9,7 @@ from types import TracebackType
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.engine import Engine, Reply, Thread
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Selection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,10 +38,13 @@ class SharedStates:
     Args:
         engine: runs everything. Threads whose names begin with `compare/` are dropped.
         answer_tokens: most tokens of each context's own answer.
+        maps: whether states have attention maps of blocks, which some selections need.
     """
 
-    def __init__(self, engine: Engine, *, answer_tokens: int) -> None:
+    def __init__(self, engine: Engine, *, answer_tokens: int, maps: bool = False) -> None:
         self._engine = engine
+        selection = Selection.EDITED if maps else Selection.BLOCKS
+        self._exact = replace(RecoveryPolicy.exact(), selection=selection)
         self._answer_tokens = answer_tokens
         self._states: dict[tuple[bytes, PrecisionPolicy | None], StoredState] = {}
         self._threads: set[str] = set()
@@ -56,13 +59,13 @@ class SharedStates:
         tokens = render(context, self._engine.tokenizer).token_ids.tobytes()
         if (tokens, None) not in self._states:
             thread, reply = self.resume(
-                None, context, RecoveryPolicy.exact(), max_new_tokens=self._answer_tokens
+                None, context, self._exact, max_new_tokens=self._answer_tokens
             )
             self._states[tokens, None] = StoredState(context, thread, reply, self._suspend(thread))
         if (tokens, precision) not in self._states:
             exact = self._states[tokens, None]
             # Rows and scores are those of the exact state: only the last token is computed again.
-            keeping = replace(RecoveryPolicy.exact(), name="stored", precision=precision)
+            keeping = replace(self._exact, name="stored", precision=precision)
             # The version is the same one, too: the lossless rows go when these are stored.
             thread, _ = self.resume(exact.thread, exact.context, keeping, max_new_tokens=1)
             self._states[tokens, precision] = StoredState(

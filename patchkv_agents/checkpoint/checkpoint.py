@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.checkpoint.extents import Extent, merged, moved_extents, stored_mask
 from patchkv_agents.checkpoint.overlap import common_prefix
 from patchkv_agents.checkpoint.repack import repacked, used_rows
@@ -35,12 +36,15 @@ class Checkpoint:
         scores: attention mass each token received, float32 `[tokens]`, sums to 1 or is all zero.
         extents: stored rows, ascending and disjoint. Rows that no extent holds exist only in the
             live cache, or nowhere.
+        block_map: attention between its blocks of `MAP_BLOCK` tokens, the last one cut short; None
+            where it was not collected.
     """
 
     token_ids: IntArray
     origins: npt.NDArray[np.int16]
     scores: npt.NDArray[np.float32]
     extents: tuple[Extent, ...] = ()
+    block_map: BlockMap | None = None
 
     def __post_init__(self) -> None:
         for array in (self.token_ids, self.origins, self.scores):
@@ -72,6 +76,15 @@ class Checkpoint:
         exact = (self.origins[:common] == 0) & self.stored[:common]
         return int(np.count_nonzero(exact))
 
+    def clean_prefix(self, token_ids: IntArray) -> int:
+        """Tokens with which both this version and `token_ids` begin, up to the first stale row.
+
+        Their rows were computed from these tokens alone; a stale row may have seen others.
+        """
+        common = common_prefix(self.token_ids, token_ids)
+        stale = np.flatnonzero(self.origins[:common] > 0)
+        return int(stale[0]) if len(stale) else common
+
     def with_extents(self, extents: Sequence[Extent]) -> Checkpoint:
         """The same version with these stored rows, in any order, in place of its own."""
         ordered = sorted(extents, key=lambda extent: extent.position)
@@ -82,7 +95,7 @@ class Checkpoint:
 
         Rows of a payload that is kept in part are copied out of it. Quantised rows go, since what
         they are scaled by was taken over other rows too; so do the scores, since later tokens gave
-        them.
+        them, and what the block map has of a block that is cut.
         """
         kept = [
             extent
@@ -96,6 +109,7 @@ class Checkpoint:
             origins=self.origins[:tokens].copy(),
             scores=np.zeros(min(tokens, len(self)), dtype=np.float32),
             extents=extents,
+            block_map=self.block_map and self.block_map.truncated(min(tokens, len(self))),
         )
 
     def stored_at(self, source: IntArray) -> tuple[Extent, ...]:

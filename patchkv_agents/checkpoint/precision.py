@@ -154,15 +154,39 @@ def assign_formats(
         lengths: rows of each block, at least one each, in the order of the rows; int64 `[blocks]`.
         tokens: of the whole context.
     """
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    risk = tokens * scores.astype(np.float64) * errors
-    mean = np.add.reduceat(risk, starts) / lengths
-    risks = policy.alpha * np.maximum.reduceat(risk, starts) + (1 - policy.alpha) * mean
-    by_error = errors[np.lexsort((errors, np.repeat(np.arange(len(lengths)), lengths)))]
-    high_errors = by_error[starts + np.ceil(_G4_PERCENTILE * lengths).astype(np.int64) - 1]
-
-    known = np.minimum.reduceat(scores, starts) > 0
-    low_bits = (risks < policy.tau_low) & (high_errors <= policy.tau_4) & known
+    risks = block_risks(policy.alpha, scores, errors, lengths, tokens=tokens)
+    known = np.minimum.reduceat(scores, _starts(lengths)) > 0
+    low_bits = (risks < policy.tau_low) & (high_errors(errors, lengths) <= policy.tau_4) & known
     full = (risks >= policy.tau_high) | ~np.isfinite(risks)
     formats = np.where(full, "f16", np.where(low_bits, "k8v4", "k8v8"))
     return [PayloadFormat(name) for name in formats.tolist()]
+
+
+def block_risks(
+    alpha: float,
+    scores: npt.NDArray[np.float32],
+    errors: npt.NDArray[np.float32],
+    lengths: npt.NDArray[np.int64],
+    *,
+    tokens: int,
+) -> npt.NDArray[np.float64]:
+    """The risk of each block, `[blocks]`; see `PrecisionPolicy`, and `assign_formats`."""
+    starts = _starts(lengths)
+    risk = tokens * scores.astype(np.float64) * errors
+    mean = np.add.reduceat(risk, starts) / lengths
+    risks: npt.NDArray[np.float64] = alpha * np.maximum.reduceat(risk, starts) + (1 - alpha) * mean
+    return risks
+
+
+def high_errors(
+    errors: npt.NDArray[np.float32], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """The 95th percentile of each block's errors, which `tau_4` limits; float32 `[blocks]`."""
+    by_error = errors[np.lexsort((errors, np.repeat(np.arange(len(lengths)), lengths)))]
+    place = np.ceil(_G4_PERCENTILE * lengths).astype(np.int64) - 1
+    largest: npt.NDArray[np.float32] = by_error[_starts(lengths) + place]
+    return largest
+
+
+def _starts(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -3,8 +3,8 @@
 - A **payload** is one stream of bytes: of each layer in turn the bytes of every tensor, as they lie
   in memory. The stream is cut into parts of equal size, so the first parts hold the first layers.
   Payloads never change and are shared, so their parts are written once.
-- The **arrays** of a version are its token ids, origins, scores and extents, and the block tables
-  of its payloads, one behind the other.
+- The **arrays** of a version are its token ids, origins, scores and extents, its block map (in
+  float16) if it has one, and the block tables of its payloads, one behind the other.
 - The **manifest** is one line with the schema and a checksum, then JSON: key, sizes, shapes and a
   checksum for each of the other blobs. It is written last.
 
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.extents import Extent
 from patchkv_agents.checkpoint.key import CheckpointKey
@@ -251,6 +252,8 @@ def arrays_of(checkpoint: Checkpoint, payloads: Sequence[Payload]) -> Arrays:
         "scores": checkpoint.scores,
         "extents": np.array(extents, dtype=np.int64).reshape(-1, 4),
     }
+    if checkpoint.block_map is not None:
+        arrays["block_map"] = checkpoint.block_map.mass.astype(np.float16)
     for number, payload in enumerate(payloads):
         arrays[f"block_rows.{number}"] = payload.block_rows
         arrays[f"positions.{number}"] = payload.positions
@@ -258,7 +261,8 @@ def arrays_of(checkpoint: Checkpoint, payloads: Sequence[Payload]) -> Arrays:
 
 
 def checkpoint_of(arrays: Arrays, payloads: Sequence[Payload]) -> Checkpoint:
-    """The checkpoint that `arrays_of` took apart."""
+    """The checkpoint that `arrays_of` took apart. Its block map has lost precision."""
+    mass = arrays.get("block_map")
     return Checkpoint(
         token_ids=arrays["token_ids"],
         origins=arrays["origins"],
@@ -267,6 +271,7 @@ def checkpoint_of(arrays: Arrays, payloads: Sequence[Payload]) -> Checkpoint:
             Extent(payloads[number], row, length, position)
             for number, row, length, position in arrays["extents"].tolist()
         ),
+        block_map=None if mass is None else BlockMap(MAP_BLOCK, mass.astype(np.float32)),
     )
 
 

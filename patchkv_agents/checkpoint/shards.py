@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -65,18 +66,23 @@ def gather(
     if len(parts) == 1:
         return parts[0]
     tensors: dict[str, Any] = {
-        name: _joined([part.tensors[name] for part in parts]) for name in parts[0].tensors
+        name: _joined([part.tensors[name] for part in parts], format) for name in parts[0].tensors
     }
     if format.is_quantised and channels is not None:
         tensors["key_channels"] = channels  # the same object, by which payloads are joined
     return replace(parts[0], **tensors)
 
 
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """All layers, in pinned memory where a GPU's are."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    # 16-bit rows of a float32 model are bfloat16 in shards with values too large for float16.
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.bfloat16
+def _joined(tensors: list[torch.Tensor], format: PayloadFormat) -> torch.Tensor:
+    """All layers in one dtype, in pinned memory where a GPU's are.
+
+    Layers of a model may have several dtypes: those of native rows are kept in one that holds all
+    of them without loss. 16-bit rows of a float32 model are bfloat16 in shards with values too
+    large for float16, and then in all.
+    """
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    if format is PayloadFormat.F16 and dtype.itemsize > 2:
+        dtype = torch.bfloat16
     shape = (sum(map(len, tensors)), *tensors[0].shape[1:])
     pinned = any(tensor.is_pinned() for tensor in tensors)
     joined = torch.empty(shape, dtype=dtype, pin_memory=pinned)

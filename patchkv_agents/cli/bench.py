@@ -273,6 +273,72 @@ def drift(
     show(result, [(benchmark.COLUMNS, lines)], as_json=as_json, out=out)
 
 
+@bench.command()
+def sensitivity(
+    data: Data = None,
+    dataset: Dataset = None,
+    edit: Annotated[str, typer.Option(help="Kind of the episodes made of rows.")] = "refresh",
+    limit: Annotated[int, typer.Option(min=1, help="Contexts.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the contexts.")] = 1500,
+    block: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 32,
+    format: Annotated[
+        str, typer.Option(help="In which one block is stored: k8v8, k8v4 or k4v4.")
+    ] = "k8v4",
+    model: Model = "smollm2",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """How much each block's precision matters: one block stored with loss, all others exact."""
+    from patchkv_evals.benchmarks import sensitivity as benchmark
+
+    config = benchmark.SensitivityConfig(
+        tokens, None if data is None else str(data), dataset, edit, limit, block, format, model
+    )
+    result = benchmark.sensitivity(_engine(model), config, told)
+    tables = [(benchmark.COLUMNS, benchmark.contexts_of(result.points))]
+    show(result, tables, as_json=as_json, out=out, notes=benchmark.notes(result))
+
+
+@bench.command()
+def selection(
+    data: Data = None,
+    dataset: Dataset = None,
+    edits: Annotated[
+        str, typer.Option(help="Kinds of the edits of rows: refresh,flip,summarize, ...")
+    ] = "refresh",
+    limit: Annotated[int, typer.Option(min=1, help="Episodes of each kind.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the contexts.")] = 1500,
+    budget: Annotated[
+        float, typer.Option(help="Blocks that a rule adds, as a share of what is behind the edit.")
+    ] = 0.05,
+    window: Annotated[int, typer.Option(min=0, help="Window of all rules, tokens.")] = 32,
+    tail: Annotated[int, typer.Option(min=1, help="Query tail of all rules, tokens.")] = 64,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the random rule.")] = 3,
+    model: Model = "smollm2",
+    as_json: AsJson = False,
+    out: Out = None,
+) -> None:
+    """What recomputing some more blocks brings, by the rule that chooses them."""
+    from patchkv_evals.benchmarks import selection as benchmark
+    from patchkv_evals.benchmarks.selection_summary import summed_up
+
+    config = benchmark.SelectionConfig(
+        tokens,
+        None if data is None else str(data),
+        dataset,
+        values_of(edits, str, "--edits"),
+        limit,
+        budget,
+        window,
+        tail,
+        draws,
+        model,
+    )
+    result = benchmark.selection(_engine(model), config, told)
+    tables = [(benchmark.COLUMNS, summed_up(result.points))]
+    show(result, tables, as_json=as_json, out=out)
+
+
 def _engine(model: str) -> Any:
     from patchkv_agents.engine import Engine
 

@@ -80,7 +80,8 @@ def show(
             _print_table(console, columns, points)
     for note in notes:
         console.print(note)
-    from patchkv_evals.provenance import machine, versions
+    from patchkv_agents.provenance import versions
+    from patchkv_evals.provenance import machine
 
     place, used = machine(result.device), versions()
     console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -37,3 +37,17 @@ def naming(place: Any) -> Iterator[None]:
 def plural(count: int, noun: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def print_table(console: Console, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table whose first column is text, and whose others are figures."""
+    from rich import box
+    from rich.table import Table
+
+    console.width = max(console.width, 80)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="right" if index else "left", no_wrap=not index)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)

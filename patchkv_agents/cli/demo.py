@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchkv_agents.cli.console import new_console
-from patchkv_agents.cli.episode import DEFAULT_TOKENS, build_episode
 from patchkv_agents.errors import InputError
+from patchkv_agents.profiling.episode import DEFAULT_TOKENS, build_episode
 
 if TYPE_CHECKING:
     from patchkv_agents.alignment import Alignment

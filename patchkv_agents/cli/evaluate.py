@@ -14,6 +14,7 @@ from patchkv_agents.cli.console import new_console, plural
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:
+    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
     from patchkv_evals.datasets import QARow
     from patchkv_evals.running import Progress, RunSpec
@@ -35,7 +36,8 @@ def evaluate(
     edit: Annotated[
         list[str] | None,
         typer.Option(
-            help="refresh, flip, clear, summarize, revise_plan, multi or chain; may be repeated.  "
+            help="refresh, flip, flip_noted, clear, summarize, revise_plan, multi or chain; may be "
+            "repeated.  "
             "[default: refresh]"
         ),
     ] = None,
@@ -48,6 +50,13 @@ def evaluate(
             "--model", "-m", help="smollm2 (embedded), a folder, or a Transformers model id."
         ),
     ] = "smollm2",
+    recovery_profile: Annotated[
+        str | None,
+        typer.Option(
+            help="The model's profile, from which patchkv, patchkv_published and the ablations are "
+            "taken: a file, or the name of one that comes with the package."
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Episodes of each edit.  [default: all]")
     ] = None,
@@ -88,12 +97,16 @@ def evaluate(
         raise InputError(
             "name --dataset and --out to run, or result folders to compare: patchkv eval --help"
         )
-    policies = _policies(methods)  # wrong names are told before the model loads
     from patchkv_agents.cli.evaluate_view import show_summary
     from patchkv_agents.engine import Engine
+    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery import RecoveryPolicy
     from patchkv_evals.episodes import EpisodeKind
     from patchkv_evals.running import RunSpec, run
 
+    # What is wrong is told before the model loads.
+    profile = None if recovery_profile is None else Profile.load(recovery_profile)
+    policies = _policies(methods, profile)
     spec = RunSpec(
         dataset=dataset,
         model=model,
@@ -104,10 +117,12 @@ def evaluate(
         seed=seed,
         rounds=rounds,
         max_new_tokens=max_new_tokens,
+        profile_sha256=None if profile is None else profile.policies_sha256,
     )
     spec, rows = _rows(spec, data)
     with _progress(model) as show:
-        engine = Engine.from_pretrained(model)
+        exact = RecoveryPolicy.exact()  # each call names its policy
+        engine = Engine.from_pretrained(model, policy=exact, recovery_profile=profile)
         outcome = run(
             engine, rows, policies, spec, out, budget_minutes=budget_minutes, progress=show
         )
@@ -126,15 +141,15 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _policies(names: str) -> list[RecoveryPolicy]:
-    """The methods by their names, in the order of the names."""
+def _policies(names: str, profile: Profile | None = None) -> list[RecoveryPolicy]:
+    """The methods by their names, in the order of the names, made from a profile if given."""
     from patchkv_agents.baselines import method, method_names
     from patchkv_evals.running import ABLATIONS, FULL_PREFILL, MAIN_METHODS
 
     groups = {"main": MAIN_METHODS, "ablations": ABLATIONS, "all": method_names()}
     chosen = [name.strip() for name in names.split(",")]
     found = [name for part in chosen for name in groups.get(part, (part,))]
-    return [method(name) for name in dict.fromkeys(found) if name != FULL_PREFILL]
+    return [method(name, profile) for name in dict.fromkeys(found) if name != FULL_PREFILL]
 
 
 def _rows(spec: RunSpec, data: Path | None) -> tuple[RunSpec, Sequence[QARow]]:

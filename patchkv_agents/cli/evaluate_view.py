@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.cli.console import plural, print_table
 from patchkv_agents.context.excerpts import escaped
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def show_pooled(console: Console, pooled: Pooled) -> None:
         cells = ["" if found is None else f"{found.estimate:.2f}" for found in intervals]
         stale = f"{figures.stale_answers} / {figures.stale_answers_full_prefill}"
         lines.append((name, str(figures.n), *cells, stale if figures.stale_n else ""))
-    _print_table(console, headers, lines)
+    print_table(console, headers, lines)
     console.print(
         "How many times faster (ratios of median resume TTFT); F1 minus the full prefill's, in "
         "points; answers equal to it; stale answers / those of the full prefill. Intervals (95 %, "
@@ -91,20 +91,7 @@ def _table(console: Console, title: str, methods: Mapping[str, Any]) -> None:
             for _, metric, statistic, form in _COLUMNS
         ]
         lines.append((name, str(metrics["f1"]["n"]), *cells))
-    _print_table(console, (title, "n", *(header for header, *_ in _COLUMNS)), lines)
-
-
-def _print_table(console: Console, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    console.width = max(console.width, 80)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, header in enumerate(headers):
-        table.add_column(header, justify="right" if index else "left", no_wrap=not index)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
+    print_table(console, (title, "n", *(header for header, *_ in _COLUMNS)), lines)
 
 
 def _failures(console: Console, failures: Sequence[Mapping[str, Any]]) -> None:

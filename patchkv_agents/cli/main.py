@@ -24,9 +24,11 @@ from patchkv_agents.cli import (
     log,
     models,
     plan_cost,
+    profile,
     report,
     serve,
     show,
+    validate,
 )
 from patchkv_agents.errors import PatchKVError
 
@@ -40,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.bench, name="bench")
+app.add_typer(profile.profile, name="profile")
 app.command(name="demo")(demo.demo)
 app.command(name="diff")(diff.diff)
 app.command(name="log")(log.log)
@@ -47,6 +50,7 @@ app.command(name="models")(models.models)
 app.command(name="show")(show.show)
 app.command(name="explain")(explain.explain)
 app.command(name="eval")(evaluate.evaluate)
+app.command(name="validate")(validate.validate)
 app.command(name="report")(report.report)
 app.command(name="serve")(serve.serve)
 app.command(name="plan-cost")(plan_cost.plan_cost)

@@ -21,12 +21,28 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How edited contexts are recovered: exact, default (faster, approximate), or the "
-            "name of a method."
+            "name of a method.  [default: the profile's if it has passed validation, else exact]"
         ),
-    ] = "exact",
+    ] = None,
+    recovery_profile: Annotated[
+        str | None,
+        typer.Option(
+            help="The model's profile: a file of patchkv profile, or the name of one that comes "
+            "with the package."
+        ),
+    ] = None,
+    shadow: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the approximate answers that are compared with a full prefill, while "
+            "nobody is answered; see patchkv_shadow_* at /metrics.",
+        ),
+    ] = 0.0,
     store: Annotated[
         str | None,
         typer.Option(help="Where suspended KV state is kept: a folder, s3://..., redis://..."),
@@ -125,17 +141,22 @@ def serve(
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
     from patchkv_agents.engine.loading import LoadOptions
+    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.profiling.shadow import ShadowChecks
 
     loading: LoadOptions = {}
     if device is not None:
         loading["device"] = device
     if dtype is not None:
         loading["dtype"] = dtype
-    recovery = policy_named(policy)
+    profile = None if recovery_profile is None else Profile.load(recovery_profile)
+    recovery = None if policy is None else policy_named(policy, profile)
     checkpoints = None if store is None else open_store(store)
     engine = Engine.from_pretrained(
         model,
         policy=recovery,
+        recovery_profile=profile,
+        shadow=ShadowChecks(shadow) if shadow else None,
         store=checkpoints,
         history=None if history is None else SQLiteHistoryStore(history),
         versions_budget_bytes=min(DEFAULT_BUDGET_BYTES, budget_bytes),

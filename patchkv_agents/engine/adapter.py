@@ -309,6 +309,35 @@ class ModelAdapter:
         return logits
 
     @torch.inference_mode()
+    def last_logits(
+        self,
+        token_ids: np.ndarray[Any, np.dtype[np.int64]],
+        rows: RowSet,
+        cache: RowCache,
+        *,
+        count: int,
+    ) -> torch.Tensor:
+        """Compute `rows`, and the logits of the last `count` of them in a call of their own.
+
+        Args:
+            token_ids, rows, cache: as for `forward_rows`.
+            count: at least 1, at most all rows and `MAX_ROWS`.
+
+        Returns:
+            `[count, vocab]`.
+        """
+        positions = rows.positions()
+        if not 0 < count <= min(len(positions), MAX_ROWS):
+            raise ValueError(f"no logits of {count} of {len(positions)} rows in one call")
+        mask = np.zeros(rows.stop, dtype=bool)
+        mask[positions[:-count]] = True
+        if mask.any():
+            self.forward_rows(token_ids, RowSet.of_mask(mask), cache)
+        mask[:] = False
+        mask[positions[-count:]] = True
+        return self._call(token_ids, ActiveRows(RowSet.of_mask(mask), None), cache, count)
+
+    @torch.inference_mode()
     def forward_chunk(
         self, token_ids: np.ndarray[Any, np.dtype[np.int64]], active: ActiveRows, cache: RowCache
     ) -> torch.Tensor:
@@ -317,6 +346,16 @@ class ModelAdapter:
         Raises:
             LayerReached: the call was to end at a layer, and did.
         """
+        return self._call(token_ids, active, cache, 1)[-1]
+
+    def _call(
+        self,
+        token_ids: np.ndarray[Any, np.dtype[np.int64]],
+        active: ActiveRows,
+        cache: RowCache,
+        count: int,
+    ) -> torch.Tensor:
+        """Logits of the last `count` rows of one call, `[count, vocab]`."""
         positions = active.rows.positions()
         ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
         position_ids = torch.from_numpy(positions)[None].to(self.device)
@@ -325,9 +364,9 @@ class ModelAdapter:
                 input_ids=ids,
                 position_ids=position_ids,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=count,
                 **{self._cache_argument: cache},
             )
         cache.filled = max(cache.filled, active.rows.stop)
-        logits: torch.Tensor = output.logits[0, -1]
+        logits: torch.Tensor = output.logits[0]
         return logits

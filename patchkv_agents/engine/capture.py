@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from patchkv_agents.checkpoint.block_map import BlockMap
+from patchkv_agents.engine.map_capture import MapCapture
 from patchkv_agents.ranges import mask_of
 from patchkv_kernels import add_received_mass
 
@@ -21,9 +23,9 @@ SAMPLED_LAYERS = 8
 """Layers that are sampled, evenly spaced."""
 
 
-def sampled_layers(layers: Sequence[int]) -> frozenset[int]:
-    """Up to `SAMPLED_LAYERS` of the layers, evenly spaced, the last one included."""
-    count = min(SAMPLED_LAYERS, len(layers))
+def sampled_layers(layers: Sequence[int], most: int = SAMPLED_LAYERS) -> frozenset[int]:
+    """Up to `most` of the layers, evenly spaced, the last one included."""
+    count = min(most, len(layers))
     return frozenset(layers[int(n)] for n in np.linspace(len(layers) - 1, 0, count).round())
 
 
@@ -37,6 +39,7 @@ class AttentionCapture:
         layers: indices of the layers to sample; without any, all scores are zero.
         prior: scores carried over from an earlier version, `[tokens]`; they stand in for the
             prompt queries that did not run.
+        block_map: collects the block-to-block attention of all rows, if given.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class AttentionCapture:
         *,
         layers: frozenset[int],
         prior: npt.NDArray[np.floating[Any]] | None,
+        block_map: MapCapture | None = None,
     ) -> None:
         self._layers = layers
         # Each query passes every layer; it counts once.
         self._counting_layer = max(layers, default=-1)
         self._prior = prior
+        self._block_map = block_map
         self._mass: dict[torch.device, torch.Tensor] = {}  # by the device of the layers
         self._queries: list[tuple[int, int]] = []
         self._observed = 0
@@ -81,6 +86,8 @@ class AttentionCapture:
             key: `[kv_heads, start + rows, head_dim]`.
             scaling: factor of the scores; None is `head_dim ** -0.5`.
         """
+        if self._block_map is not None:
+            self._block_map.observe(layer, start, query, key, scaling)
         if layer not in self._layers:
             return
         stop = start + query.shape[1]
@@ -101,6 +108,10 @@ class AttentionCapture:
             mass = F.pad(mass, (0, missing))
         self._mass[key.device] = mass
         add_received_mass(mass, query, key, scaling=scaling)
+
+    def block_map(self, tokens: int) -> BlockMap | None:
+        """The block map of the first `tokens` tokens; None if it is not collected."""
+        return None if self._block_map is None else self._block_map.block_map(tokens)
 
     def scores(self, tokens: int) -> npt.NDArray[np.float32]:
         """Share of the mass that each of the first `tokens` tokens received, float32 `[tokens]`.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchkv_agents.checkpoint import CheckpointKey
 from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
-from patchkv_agents.context import ContextHistory
+from patchkv_agents.context import ContextHistory, ThreadKey
 from patchkv_agents.engine.adapter import NO_LIMIT, ModelAdapter
 from patchkv_agents.engine.fingerprint import model_fingerprint
 from patchkv_agents.engine.generation import end_tokens
@@ -23,15 +24,22 @@ from patchkv_agents.engine.support import check_config, support_of
 from patchkv_agents.engine.thread import Thread
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
 from patchkv_agents.jobs import submitted
+from patchkv_agents.profiling.profile import Profile
+from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
+from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from typing_extensions import Unpack
 
     from patchkv_agents.checkpoint.stores.base import CheckpointStore
     from patchkv_agents.context import HistoryStore
-    from patchkv_agents.context.versions import ThreadKey
+    from patchkv_agents.engine.reply import Reply
+
+_SHADOW_ROWS = 128
+"""Rows of a shadow check that run at a time: whoever comes meanwhile waits for no more."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,8 +57,10 @@ class Engine:
         model: a loaded causal language model in evaluation mode. Its attention implementation is
             set to `patchkv`, which outside the engine's calls is plain SDPA.
         tokenizer: its tokenizer, with a chat template.
-        policy: how edited contexts are recovered unless a call says otherwise. Without one,
-            recovery is exact.
+        policy: how edited contexts are recovered unless a call says otherwise. Without one, it is
+            the profile's if that has passed validation; else recovery is exact.
+        recovery_profile: of this model: a file, the name of a profile that comes with the package,
+            or one that is loaded.
         store: keeps suspended versions beyond this process; a thread that has no state here looks
             for it there.
         history: keeps the threads' histories beyond this process; in memory if left out. It
@@ -58,8 +68,14 @@ class Engine:
         tenant: whose threads these are; in a store, no other tenant's state is ever used.
         versions_budget_bytes: payload of suspended versions that each thread keeps in memory.
         observer: told of each answer, such as `patchkv_agents.telemetry.telemetry()`.
+        shadow: compares a sample of approximate answers with full prefills, in the background.
+
+    Attributes:
+        profile: the model's profile, if one was given.
+        shadow: what shadow checks have found, if there are some.
 
     Raises:
+        ProfileError: the profile cannot be used, or is another model's.
         UnsupportedModelError: the model keeps state that cannot be recovered this way.
     """
 
@@ -69,22 +85,28 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         policy: RecoveryPolicy | None = None,
+        recovery_profile: Profile | str | Path | None = None,
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
         versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
         observer: Observer | None = None,
+        shadow: ShadowChecks | None = None,
     ) -> None:
         self.support = support_of(model)
         self.rope = self.support.rope
         self.adapter = ModelAdapter(model)
         self.tokenizer = tokenizer
-        self.policy = policy or RecoveryPolicy.exact()
+        self.profile = _loaded(recovery_profile)
+        if self.profile is not None:
+            self.profile.check(self.fingerprint, self.model_name)
+        self.policy = policy or self._profiled_policy()
         self.end_tokens = end_tokens(tokenizer, model.generation_config)
         self.registry = threading.RLock()
         self.tenant = tenant
         self.versions_budget_bytes = versions_budget_bytes
         self.observer = observer
+        self.shadow = None if shadow is None else Shadow(shadow, self._exact_logits)
         self.offload_worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-offload")
         self._store = store
         self._history = history
@@ -97,11 +119,13 @@ class Engine:
         name: str,
         *,
         policy: RecoveryPolicy | None = None,
+        recovery_profile: Profile | str | Path | None = None,
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
         versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
         observer: Observer | None = None,
+        shadow: ShadowChecks | None = None,
         **loading: Unpack[LoadOptions],
     ) -> Engine:
         """Load a model by name: `smollm2` (the embedded model), a folder, a GGUF file or an id.
@@ -112,20 +136,38 @@ class Engine:
         Raises:
             InputError: an option of loading is wrong.
             ModelNotFoundError: nothing can be loaded under this name.
-            UnsupportedModelError: see `Engine`.
+            ProfileError, UnsupportedModelError: see `Engine`.
         """
+        profile = _loaded(recovery_profile)
         check_config(load_config(name))  # before the minutes that weights can take
         model, tokenizer = load_model(name, **loading)
         return cls(
             model,
             tokenizer,
             policy=policy,
+            recovery_profile=profile,
             store=store,
             history=history,
             tenant=tenant,
             versions_budget_bytes=versions_budget_bytes,
             observer=observer,
+            shadow=shadow,
         )
+
+    def _profiled_policy(self) -> RecoveryPolicy:
+        """The profile's policy if it may be used, else the exact one."""
+        if self.profile is None:
+            return RecoveryPolicy.exact()
+        if not self.profile.has_passed:
+            _LOG.warning(
+                "recovery is exact, as the profile of %s may not be used: %s. Run "
+                "`patchkv validate %s --profile PROFILE`, or give a policy",
+                self.profile.model,
+                self.profile.why_not_passed,
+                self.model_name,
+            )
+            return RecoveryPolicy.exact()
+        return self.profile.policy
 
     @cached_property
     def fingerprint(self) -> str:
@@ -167,6 +209,31 @@ class Engine:
         """Whether histories lie in a store that goes on after the threads."""
         return self._history is not None
 
+    def answering(self) -> AbstractContextManager[None]:
+        """To be held while a thread is answered: shadow checks make way."""
+        return nullcontext() if self.shadow is None else self.shadow.answering()
+
+    def check_in_shadow(self, thread: ThreadKey, token_ids: IntArray, reply: Reply) -> None:
+        """Compare an answer with a full prefill later on, if it is approximate and of the sample.
+
+        Args:
+            thread: that gave it.
+            token_ids: of its prompt.
+            reply: the answer.
+        """
+        if self.shadow is not None and not reply.report.is_exact:
+            self.shadow.offer(thread, reply.report.policy, token_ids, reply.first_logits)
+
+    def _exact_logits(self, token_ids: IntArray, give_way: Callable[[], None]) -> torch.Tensor:
+        """Logits of the last token by a full prefill that nothing is kept of."""
+        cache = self.adapter.new_cache(len(token_ids))
+        chunks = list(RowSet.of_range(0, len(token_ids)).chunks(_SHADOW_ROWS))
+        for chunk in chunks[:-1]:
+            give_way()
+            self.adapter.forward_rows(token_ids, chunk, cache)
+        give_way()
+        return self.adapter.forward_rows(token_ids, chunks[-1], cache)
+
     def notify(self, answered: Answered) -> None:
         """Tell the observer, if there is one, of an answer. It cannot make the call fail."""
         if self.observer is None:
@@ -185,12 +252,18 @@ class Engine:
         return ContextHistory(self._history, thread=thread_id, namespace=namespace)
 
     def known_threads(self) -> tuple[ThreadKey, ...]:
-        """The threads whose histories lie in the engine's history store, if it has one.
+        """The threads whose histories lie in the engine's history store, last changed first.
 
         Raises:
             HistoryStoreError: the store cannot be read.
         """
-        return () if self._history is None else self._history.threads()
+        if self._history is None:
+            return ()
+        newest = {
+            key: max(self._history.branches(key).values(), default="")
+            for key in self._history.threads()
+        }
+        return tuple(sorted(newest, key=newest.__getitem__, reverse=True))
 
     def stored_thread(self, thread_id: str, namespace: str = "") -> StoredThread | None:
         """The thread's checkpoints in the store, if the engine has one."""
@@ -255,13 +328,17 @@ class Engine:
                 if stored is not None:
                     stored.forget(lambda version: version < forgetting, sweep=False)
 
-    def drop(self, thread_id: str, *, namespace: str = "", delete: bool = False) -> None:
+    def drop(
+        self, thread_id: str, *, namespace: str = "", delete: bool = False, erase: bool = True
+    ) -> None:
         """Give up a thread: its state, and a history that is in memory. Unknown ids are ignored.
 
         Args:
             thread_id, namespace: of the thread.
-            delete: also delete what the stores hold of the thread: its history, and the
-                checkpoints of all its namespaces.
+            delete: also delete what the stores hold of the thread: its history, which may be
+                damaged, and the checkpoints of all its namespaces.
+            erase: clean the history store's files of what was deleted at once, which may rebuild
+                them; else the store does so when it is opened the next time.
 
         Raises:
             CheckpointError, HistoryStoreError: a store cannot delete it.
@@ -272,4 +349,13 @@ class Engine:
             stored = self.stored_thread(thread_id, namespace)
             if stored is not None:
                 stored.delete_all()
-            self.open_history(thread_id, namespace).delete_thread()
+            if self._history is not None:
+                key = ThreadKey(thread_id, namespace)
+                with self._history.writing(key):
+                    self._history.delete(key)
+                if erase:
+                    self._history.erase()
+
+
+def _loaded(profile: Profile | str | Path | None) -> Profile | None:
+    return Profile.load(profile) if isinstance(profile, (str, Path)) else profile

@@ -12,9 +12,12 @@ from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.blend import blend_rows
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.ranges import BoolArray, IntArray
+from patchkv_agents.engine.map_capture import MAP_LAYERS, MapCapture
+from patchkv_agents.engine.measured_stop import measured_rows
+from patchkv_agents.engine.question import run_question_blocks
+from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan
-from patchkv_agents.recovery.policy import BlendPolicy
+from patchkv_agents.recovery.policy import RecoveryPolicy, Selection
 from patchkv_agents.recovery.restore import Restoration
 from patchkv_kernels import Rope
 
@@ -25,7 +28,7 @@ class Executed:
 
     Attributes:
         logits: of the last token, `[vocab]`.
-        plan: as carried out; with `blend`, rows were chosen on the way.
+        plan: as carried out; rows may have been chosen on the way.
         capture: has the attention of the last prompt rows, and takes that of what is decoded.
         restoration: what was restored, and what that cost.
     """
@@ -41,11 +44,11 @@ def execute(
     rope: Rope,
     token_ids: IntArray,
     plan: RecoveryPlan,
+    policy: RecoveryPolicy,
     cache: RowCache,
     *,
     old: Checkpoint,
-    in_place: BoolArray,
-    blend: BlendPolicy | None,
+    source: IntArray,
     arrived: Callable[[int], None] | None,
 ) -> Executed:
     """Fill the cache with the rows of `token_ids`.
@@ -54,26 +57,47 @@ def execute(
         adapter, rope: of the model.
         token_ids: int64 `[tokens]`.
         plan: what is kept and computed.
+        policy: may choose further rows to compute while they run.
         cache: changed in place.
-        old: of the version from which rows are kept; those that are not in place are stored.
-        in_place: rows that the cache has already, bool `[tokens]`.
-        blend: chooses further rows to compute while they run, or None.
+        old: of the version from which rows are kept.
+        source: its stored rows to be written into the cache (see `rows_to_restore`), by old
+            position; -1 where there is none, or the cache has it already; int64 `[tokens]`.
         arrived: waits until the first n layers of stored rows are in memory; None if all are.
     """
     tokens = len(token_ids)
     with adapter.turns:  # several of them at once would be slower than one by one
-        stored = old.stored_at(np.where(in_place, -1, plan.source))
-        restoration = Restoration(stored, cache.shards, rope, arrived)
+        restoration = Restoration(old.stored_at(source), cache.shards, rope, arrived)
     capture = AttentionCapture(
         layers=sampled_layers(adapter.scored_layers),
         prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
+        block_map=_map_capture(adapter, plan, old, policy),
     )
     capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
     ready = restoration.ready
-    if blend is None:
-        logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)
-    else:
+    if policy.blend is not None:
         logits, plan = blend_rows(
-            adapter, token_ids, plan, blend, cache, capture=capture, ready=ready
+            adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
+        )
+    elif policy.stop is not None:
+        logits, plan = measured_rows(
+            adapter, token_ids, plan, policy, policy.stop, cache, capture=capture, ready=ready
+        )
+    else:
+        logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)
+    if policy.selection is Selection.QUESTION:
+        logits, plan = run_question_blocks(
+            adapter, token_ids, plan, policy, cache, logits=logits, capture=capture, ready=ready
         )
     return Executed(logits, plan, capture, restoration)
+
+
+def _map_capture(
+    adapter: ModelAdapter, plan: RecoveryPlan, old: Checkpoint, policy: RecoveryPolicy
+) -> MapCapture | None:
+    """Collects the block map if the policy needs one, or goes on with the one that there is."""
+    layers = sampled_layers(adapter.scored_layers, MAP_LAYERS)
+    if not layers or not (policy.selection.needs_map or old.block_map):
+        return None
+    return MapCapture(
+        layers=layers, prior=None if old.block_map is None else old.block_map.moved(plan.aligned)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypedDict
@@ -93,6 +93,11 @@ class SamplingParams:
                 self.seed is None or (_is_integer(self.seed, 0) and self.seed < 2**63),
                 "None or an integer from 0 to 2**63 - 1",
             ),
+            (
+                "keep_special",
+                all(isinstance(token, str) and token for token in self.keep_special),
+                "names of special tokens, such as '<tool_call>'",
+            ),
             ("begin", all(_is_integer(token, 0) for token in self.begin), "token ids"),
         )
         for name, is_right, wanted in checks:
@@ -113,7 +118,10 @@ def _is_penalty(value: object) -> bool:
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams` as keyword arguments; `stop` may be one string."""
+    """The fields of `SamplingParams` as keyword arguments.
+
+    `stop` and `keep_special` may be one string.
+    """
 
     max_new_tokens: int
     temperature: float
@@ -127,7 +135,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     logprobs: int | None
     begin: Sequence[int]
-    keep_special: Sequence[str]
+    keep_special: str | Sequence[str]
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
@@ -141,11 +149,10 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     if unknown:
         raise InputError(f"unknown arguments {unknown}: sampling takes {sorted(known)}")
     values: dict[str, Any] = dict(options)
-    stop = values.get("stop") or ()
-    single = not isinstance(stop, Sequence) or isinstance(stop, str | bytes)
-    values["stop"] = (stop,) if single else tuple(stop)
-    for name in {"begin", "keep_special"} & values.keys():
-        values[name] = tuple(values[name])
+    for name in {"stop", "begin", "keep_special"} & values.keys():
+        given = () if values[name] is None else values[name]
+        single = not isinstance(given, Iterable) or isinstance(given, str | bytes)
+        values[name] = (given,) if single else tuple(given)
     return SamplingParams(**values)
 
 

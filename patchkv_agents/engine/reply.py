@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from patchkv_agents.context import Edit
     from patchkv_agents.engine.sampler import TokenLogprob
     from patchkv_agents.recovery.plan import RecoveryPlan
     from patchkv_agents.recovery.report import RecoveryReport
@@ -24,6 +25,7 @@ class Reply:
         report: how the context's KV state was obtained.
         plan: the same, token by token.
         version_id: id of the context version that was answered.
+        edits: that made this version; none if it had been answered before, as in a retry.
         first_logits: logits of the first output token, `[vocab]`.
         logprobs: of each of `token_ids`, if they were asked for.
     """
@@ -35,6 +37,7 @@ class Reply:
     plan: RecoveryPlan
     version_id: str
     first_logits: torch.Tensor
+    edits: tuple[Edit, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
@@ -12,20 +11,27 @@ import torch
 
 from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
 from patchkv_agents.checkpoint.offload import offload, store_rows
-from patchkv_agents.checkpoint.overlap import common_prefix
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.background import side_streams
 from patchkv_agents.engine.capture import AttentionCapture
 from patchkv_agents.engine.execution import execute
+from patchkv_agents.engine.measured_stop import rows_to_restore
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.jobs import submitted
-from patchkv_agents.ranges import BoolArray, IntArray, RowSet
-from patchkv_agents.recovery.donors import AnchorsOf, Donor, choose_donor, no_anchors
+from patchkv_agents.ranges import IntArray, RowSet
+from patchkv_agents.recovery.donors import (
+    AnchorsOf,
+    Donor,
+    OwnOf,
+    all_own,
+    choose_donor,
+    no_anchors,
+)
 from patchkv_agents.recovery.plan import RecoveryPlan
-from patchkv_agents.recovery.policy import BlendPolicy, RecoveryPolicy
+from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_kernels import Rope
 
 CAPACITY_STEP = 256
@@ -129,14 +135,9 @@ class KVSequence:
         return self._suspending
 
     def clean_prefix(self, token_ids: IntArray) -> int:
-        """Tokens with which both this sequence and `token_ids` begin, up to the first stale row.
-
-        Their rows were computed from these tokens alone; a stale row may have seen others.
-        """
+        """See `Checkpoint.clean_prefix`."""
         self._settle()
-        common = common_prefix(self._checkpoint.token_ids, token_ids)
-        stale = np.flatnonzero(self._checkpoint.origins[:common] > 0)
-        return int(stale[0]) if len(stale) else common
+        return self._checkpoint.clean_prefix(token_ids)
 
     def truncate(self, tokens: int) -> None:
         """Delete all state of the current version behind its first `tokens` tokens.
@@ -203,6 +204,7 @@ class KVSequence:
         room: int = 0,
         version: str = "",
         anchors_of: AnchorsOf = no_anchors,
+        own_of: OwnOf = all_own,
     ) -> Resumed:
         """Make `token_ids` the current sequence, recovering what stored and live state allow.
 
@@ -213,16 +215,17 @@ class KVSequence:
             version: name of the new version. A suspended version of this name is replaced at the
                 next suspend, all others stay.
             anchors_of: which messages of an earlier version are in this one, as far as known.
+            own_of: which rows of other versions it may use beyond a common beginning.
         """
         started = time.perf_counter()
         self._settle_stored()
         waited_ms = _milliseconds_since(started)
         try:
-            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
+            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of, own_of)
         except CheckpointError as error:  # the current version was still arriving from a store
             self._give_up_load(error)
             waited_ms = _milliseconds_since(started)
-            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of)
+            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of, own_of)
         self._version, self._precision = version, policy.precision
         return resumed
 
@@ -233,18 +236,23 @@ class KVSequence:
         room: int,
         waited_ms: float,
         anchors_of: AnchorsOf,
+        own_of: OwnOf,
     ) -> Resumed:
         started = time.perf_counter()
         self._settle_scores()
-        current = Donor(self._version, self._checkpoint, is_live=self._cache is not None)
-        donor, plan = choose_donor(
-            current, self._other_donors(token_ids, policy), token_ids, policy, anchors_of
+        current = Donor(
+            self._version,
+            self._checkpoint,
+            is_live=self._cache is not None,
+            own=own_of(self._version, len(self._checkpoint)),
         )
+        others = self._other_donors(token_ids, policy, own_of)
+        donor, plan = choose_donor(current, others, token_ids, policy, anchors_of)
         planning_ms = _milliseconds_since(started)
         try:
             if donor is not current:
                 self._leave_for(donor)
-            return self._execute(token_ids, plan, policy.blend, room, planning_ms, waited_ms)
+            return self._execute(token_ids, plan, policy, room, planning_ms, waited_ms)
         except BaseException:
             self._cache, self._capture = None, None
             if self._load is not None:  # some rows may not be in memory, and may never be
@@ -255,12 +263,18 @@ class KVSequence:
             self._load = None
 
     def _other_donors(
-        self, token_ids: IntArray, policy: RecoveryPolicy
-    ) -> Iterator[tuple[int, Donor]]:
+        self, token_ids: IntArray, policy: RecoveryPolicy, own_of: OwnOf
+    ) -> list[tuple[int, Donor]]:
+        """The stored versions with what each can save at most, largest first."""
+        donors = []
         for bound, version in self._versions.ranked(token_ids, exact=policy.is_exact):
             checkpoint = self._versions.get(version)
             if checkpoint is not self._checkpoint:
-                yield bound, Donor(version, checkpoint)
+                donor = Donor(version, checkpoint, own=own_of(version, len(checkpoint)))
+                if donor.own is not None:
+                    bound = min(bound, int(np.count_nonzero(donor.usable(token_ids))))
+                donors.append((bound, donor))
+        return sorted(donors, key=lambda entry: -entry[0])
 
     def _leave_for(self, donor: Donor) -> None:
         """Make a stored version the current one; what is live is stored meanwhile."""
@@ -274,17 +288,17 @@ class KVSequence:
         self,
         token_ids: IntArray,
         plan: RecoveryPlan,
-        blend: BlendPolicy | None,
+        policy: RecoveryPolicy,
         room: int,
         planning_ms: float,
         waited_ms: float,
     ) -> Resumed:
         tokens = len(token_ids)
         begun = time.perf_counter()
-        in_place = np.zeros(tokens, dtype=bool)
+        source = rows_to_restore(plan, policy)
         if self._cache is not None:
-            in_place = plan.source == np.arange(tokens)
-            self._store_moving_rows(plan, in_place)
+            source[source == np.arange(tokens)] = -1  # in place already
+            self._store_moving_rows(source)
         capacity = -(-(tokens + min(room, MAX_ROOM)) // CAPACITY_STEP) * CAPACITY_STEP
         cache = self._cache
         if cache is None:
@@ -297,10 +311,10 @@ class KVSequence:
             self._rope,
             token_ids,
             plan,
+            policy,
             cache,
             old=old,
-            in_place=in_place,
-            blend=blend,
+            source=source,
             arrived=None if load is None else load.wait,
         )
         if load is not None:
@@ -348,6 +362,7 @@ class KVSequence:
             token_ids=token_ids,
             origins=np.append(old.origins, np.int16(0 if exact else 1)),
             scores=np.append(old.scores, np.float32(0.0)),
+            block_map=old.block_map and old.block_map.grown(position + 1),
         )
         return logits
 
@@ -365,14 +380,19 @@ class KVSequence:
             origins=old.origins[:tokens],
             scores=old.scores[:tokens],
             extents=old.stored_at(np.arange(tokens)),
+            block_map=old.block_map and old.block_map.truncated(tokens),
         )
         self._cache.filled = tokens
 
     def _settle_scores(self) -> None:
-        """Move what the capture has collected into the checkpoint."""
+        """Move what the capture has collected into the checkpoint: scores, and the block map."""
         if self._capture is not None:
-            scores = self._capture.scores(len(self._checkpoint))
-            self._checkpoint = replace(self._checkpoint, scores=scores)
+            tokens = len(self._checkpoint)
+            self._checkpoint = replace(
+                self._checkpoint,
+                scores=self._capture.scores(tokens),
+                block_map=self._capture.block_map(tokens),
+            )
             self._capture = None
 
     def _offload(self, *, repack: bool) -> Future[Checkpoint]:
@@ -417,12 +437,12 @@ class KVSequence:
                 self._trouble.append(f"suspended state could not be stored: {error}")
         self._leaving = self._suspending = None
 
-    def _store_moving_rows(self, plan: RecoveryPlan, in_place: BoolArray) -> None:
-        """Store the rows that the plan keeps but moves, before anything overwrites them."""
+    def _store_moving_rows(self, source: IntArray) -> None:
+        """Store the rows that are wanted elsewhere, before anything overwrites them."""
         if self._cache is None:
             return
         old = self._checkpoint
         moving = np.zeros(len(old), dtype=bool)
-        moving[plan.source[plan.kept & ~in_place]] = True
+        moving[source[source >= 0]] = True
         extents = store_rows(self._cache.shards, moving & ~old.stored, self._rope)
         self._checkpoint = old.with_extents((*old.extents, *extents))

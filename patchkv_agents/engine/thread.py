@@ -46,6 +46,7 @@ from patchkv_agents.recovery.report import RecoveryReport
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from patchkv_agents.context.versioning.views import Ref
     from patchkv_agents.engine.engine import Engine
 
 
@@ -56,6 +57,8 @@ class _Call:
     conversation: Conversation
     template_args: FrozenJson
     edits: tuple[Edit, ...]
+    parent: Ref | None
+    checkpoint_id: str | None
     policy: RecoveryPolicy | None
     params: SamplingParams
     rendered: RenderedContext
@@ -82,6 +85,11 @@ class Thread:
         self._busy = threading.Lock()
 
     @property
+    def engine(self) -> Engine:
+        """That runs it."""
+        return self._engine
+
+    @property
     def history(self) -> ContextHistory:
         """The versions of its context."""
         return self._state.history
@@ -98,6 +106,8 @@ class Thread:
         tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
         template_args: Mapping[str, Any] | None = None,
         edits: Iterable[Edit] | None = None,
+        parent: Ref | None = None,
+        checkpoint_id: str | None = None,
         policy: RecoveryPolicy | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Reply:
@@ -109,6 +119,11 @@ class Thread:
             template_args: further arguments of the chat template.
             edits: what the caller knows of the changes since the last call. One marked `forget`
                 deletes all state that saw the old text, that of forks and in the store too.
+            parent: the version that the context was made from, and whose state it may recover
+                from with what that came from; of others, only what is exact, and so if it is the
+                empty string, which is none at all. Left out, it is the one answered last, or an
+                earlier one that the messages go back to (see `base`).
+            checkpoint_id: the agent framework's, kept with the version.
             policy: for this call; the engine's otherwise.
             sampling: fields of `SamplingParams`; greedy by default.
 
@@ -123,6 +138,8 @@ class Thread:
             tools=tools,
             template_args=template_args,
             edits=edits,
+            parent=parent,
+            checkpoint_id=checkpoint_id,
             policy=policy,
             **sampling,
         ):
@@ -138,6 +155,8 @@ class Thread:
         tools: Sequence[Mapping[str, Any] | FrozenJson] | None = None,
         template_args: Mapping[str, Any] | None = None,
         edits: Iterable[Edit] | None = None,
+        parent: Ref | None = None,
+        checkpoint_id: str | None = None,
         policy: RecoveryPolicy | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[StreamChunk]:
@@ -159,24 +178,34 @@ class Thread:
         self._engine.check_length(len(rendered))
         render_ms = (time.perf_counter() - started) * 1e3
         call = _Call(
-            conversation, arguments, tuple(edits or ()), policy, params, rendered, render_ms
+            conversation,
+            arguments,
+            tuple(edits or ()),
+            parent,
+            checkpoint_id,
+            policy,
+            params,
+            rendered,
+            render_ms,
         )
         return self._answer(call)
 
     def _answer(self, call: _Call) -> Iterator[StreamChunk]:
-        with self._exclusive():
-            seen = self.history.head.id if self.history.head else None
-            version = self.history.commit(
-                call.conversation.messages,
-                tools=call.conversation.tools,
-                template_args=call.template_args,
+        with self._exclusive(), self._engine.answering():
+            version, edits = self._state.place(
+                call.conversation,
+                call.template_args,
                 edits=call.edits,
+                parent=call.parent,
+                checkpoint_id=call.checkpoint_id,
             )
             started_ns = time.time_ns()
             resumed, report, sampler, token = self._first_token(version, call)
             reply, error = None, None
             try:
-                for chunk in self._decode(version, resumed, report, call.params, sampler, token):
+                for chunk in self._decode(
+                    version, edits, resumed, report, call.params, sampler, token
+                ):
                     reply = chunk.reply
                     yield chunk
             except Exception as caught:
@@ -189,7 +218,7 @@ class Thread:
                         model=self._engine.model_name,
                         history=self.history,
                         version=version,
-                        edits=version.edits if version.id != seen else (),
+                        edits=edits,
                         report=report,
                         plan=resumed.plan,
                         params=call.params,
@@ -199,6 +228,17 @@ class Thread:
                         ended_ns=time.time_ns(),
                     )
                 )
+                if reply is not None:
+                    key = ThreadKey(self.id, self.namespace)
+                    self._engine.check_in_shadow(key, call.rendered.token_ids, reply)
+
+    def base(self, messages: Sequence[Message]) -> ContextVersion | None:
+        """The version that a context will be taken to go on from; None for the first one.
+
+        Which is the one answered last, unless the messages are those of an earlier one, and an
+        answer to it that was not followed before.
+        """
+        return self._state.base(messages)
 
     def suspend(self) -> None:
         """Store the KV state in CPU memory and free the cache, as while a tool runs.
@@ -303,8 +343,9 @@ class Thread:
             room=room,
             version=version.id,
             anchors_of=partial(self._state.anchors, version, call.rendered.message_spans),
+            own_of=self._state.own_rows(version),
         )
-        self._state.note_spans(version, call.rendered.message_spans)
+        self._state.note(version, call.rendered.message_spans, resumed)
         started = time.perf_counter()
         token = sampler(resumed.logits)
         sampling_ms = (time.perf_counter() - started) * 1e3
@@ -329,6 +370,7 @@ class Thread:
     def _decode(
         self,
         version: ContextVersion,
+        edits: tuple[Edit, ...],
         resumed: Resumed,
         report: RecoveryReport,
         params: SamplingParams,
@@ -351,6 +393,7 @@ class Thread:
             plan=resumed.plan,
             version_id=version.id,
             first_logits=resumed.logits,
+            edits=edits,
             logprobs=None if params.logprobs is None else answer.logprobs,
         )
         yield replace(last, reply=reply)

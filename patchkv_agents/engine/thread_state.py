@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from patchkv_agents.context import (
     ContextHistory,
     ContextVersion,
+    Conversation,
+    Edit,
+    FrozenJson,
+    Message,
     SampledReply,
     ThreadKey,
     match_messages,
     match_replies,
     message_anchors,
 )
+from patchkv_agents.context.versioning.continuing import Hashes, continued, message_hashes
 from patchkv_agents.engine.forgetting import ForgettingLine, ancestry, came_after
+from patchkv_agents.engine.lines import Ancestors, RowMakers
+from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
-from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery.donors import Anchors
+from patchkv_agents.ranges import BoolArray, IntArray
+from patchkv_agents.recovery.donors import Anchors, OwnOf
 
 if TYPE_CHECKING:
+    from patchkv_agents.context.versioning.views import Ref
     from patchkv_agents.engine.persistence import StoredThread
     from patchkv_agents.engine.sequence import KVSequence
 
@@ -29,11 +38,20 @@ Spans = tuple[tuple[int, int], ...]
 
 MOST_REPLIES = 256
 """Answers whose sampled ids are kept; those of older ones are encoded anew."""
-MOST_SPANS = 32
-"""Versions of which the messages' places are kept, to align others with them."""
+MOST_KNOWN = 32
+"""Versions of which is kept what others are aligned with and told to go on from."""
 
 ClearForks = Callable[[Collection[ThreadKey], str], None]
 """Deletes the state of the threads of these histories, for the forgetting version of this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is kept of a version: its messages, and where they stand if it was answered here."""
+
+    hashes: Hashes
+    parents: tuple[str, ...]
+    spans: Spans = ()
 
 
 class ThreadState:
@@ -58,14 +76,18 @@ class ThreadState:
         self.replies: deque[SampledReply] = deque(maxlen=MOST_REPLIES)
         self.must_clear = False
         self._stored = stored
-        self._spans: dict[str, Spans] = {}  # by version
+        self._known: dict[str, _Known] = {}  # by version
+        self._last: str | None = None  # id of the version answered last
+        self._ancestors = Ancestors()
+        self._makers = RowMakers()
         self._forgotten: str | None = None  # id of the last forgetting version that was obeyed
         self._forgetting_line = ForgettingLine()
 
     def take_over(self, other: ThreadState, sequence: KVSequence) -> None:
         """Become a fork of another state, with this copy of its sequence."""
         self.sequence, self._forgotten = sequence, other._forgotten
-        self.replies, self._spans = other.replies.copy(), dict(other._spans)
+        self.replies, self._known = other.replies.copy(), dict(other._known)
+        self._last, self._makers = other._last, other._makers.copy()
 
     def suspend(self) -> None:
         """Store the KV state in CPU memory and, if there is a store, save it there."""
@@ -86,16 +108,100 @@ class ThreadState:
 
     def anchors(self, version: ContextVersion, spans: Spans, old: str) -> Anchors:
         """Where the messages that `version` shares with an old one stand in both."""
-        if old not in self._spans:
+        known = self._known.get(old)
+        if known is None or not known.spans:
             return ()
         matching = match_messages(self.history.get(old).messages, version.messages)
-        return message_anchors(self._spans[old], spans, matching)
+        return message_anchors(known.spans, spans, matching)
 
-    def note_spans(self, version: ContextVersion, spans: Spans) -> None:
-        """Keep the places of a version's messages, to align later ones with it."""
-        self._spans[version.id] = spans
-        if len(self._spans) > MOST_SPANS:
-            del self._spans[next(iter(self._spans))]
+    def own_rows(self, version: ContextVersion) -> OwnOf:
+        """Tells which rows of other versions' states `version` may take over."""
+        line = self._ancestors.of(self.history, version)
+
+        def own(other: str, tokens: int) -> BoolArray | None:
+            # Its line has rows of its own only. Where the history of stored state is lost, nothing
+            # tells what it is to this version.
+            if other in line or other not in self.history:
+                return None
+            return self._makers.own(other, tokens, line)
+
+        return own
+
+    def note(self, version: ContextVersion, spans: Spans, resumed: Resumed) -> None:
+        """Keep what later versions need of one that was resumed."""
+        self._last = version.id
+        self._makers.note(version.id, resumed.plan, resumed.resumed_from)
+        self._know(version, spans)
+
+    def base(self, messages: Sequence[Message]) -> ContextVersion | None:
+        """The version that a context goes on from, as far as its messages tell (`continued`)."""
+        head = self.history.head
+        if head is None or self._last not in (None, head.id):
+            return head  # somebody has checked it out
+        if self._last is None:
+            for version_id in sorted(self.history.branches().values())[-MOST_KNOWN:]:
+                self._know(self.history.get(version_id))
+        found = continued(
+            messages,
+            head.messages,
+            {name: known.hashes for name, known in self._known.items()},
+            lambda name: name in self._ancestors.of(self.history, head),
+        )
+        return head if found is None else self.history.get(found)
+
+    def place(
+        self,
+        context: Conversation,
+        template_args: FrozenJson,
+        *,
+        edits: Sequence[Edit],
+        parent: Ref | None,
+        checkpoint_id: str | None,
+    ) -> tuple[ContextVersion, tuple[Edit, ...]]:
+        """The version of a context that is about to be answered, committed if there is none.
+
+        Args:
+            context, template_args: what the model is shown.
+            edits: declared; without `parent` they are taken to be of the version worked on last.
+            parent: what the context was made from; the empty string is nothing, and then it takes
+                over nothing that is not exact. Found by its messages if left out.
+            checkpoint_id: of the agent framework.
+
+        Returns:
+            The version, and the edits that made it; none if it was there already.
+        """
+        history, head = self.history, self.history.head
+        if parent:
+            base: ContextVersion | None = history.get(parent)
+            base = head if head is not None and base == head else base
+        else:
+            base = head if edits else self.base(context.messages)
+        if base is not None and not any(edit.forget for edit in edits):
+            shown = context.messages, context.tools, template_args
+            same = [] if base is head else [base.id]
+            same += [name for name, known in self._known.items() if base.id in known.parents[:1]]
+            for name in same:
+                version = history.get(name)
+                if (version.messages, version.tools, version.template_args) == shown:
+                    return history.checkout(version), ()
+        before = history.version_ids() if parent == "" else ()
+        version = history.commit(
+            context.messages,
+            tools=context.tools,
+            template_args=template_args,
+            edits=edits,
+            parent=None if base is head else base,
+            checkpoint_id=checkpoint_id,
+        )
+        if parent == "" and version.id not in before:
+            self._ancestors.cut(version.id)
+        return version, () if base is not None and version.id == base.id else version.edits
+
+    def _know(self, version: ContextVersion, spans: Spans = ()) -> None:
+        self._known.pop(version.id, None)
+        self._known[version.id] = _Known(message_hashes(version.messages), version.parents, spans)
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def forget(
         self, version: ContextVersion, token_ids: IntArray, clear_forks: ClearForks

@@ -6,7 +6,7 @@
     TTFT    = overhead + compute + fetch, or max(compute, fetch) where they overlap layer by layer
 
 The FLOPs are the usual count of a forward pass (Kaplan et al., arXiv 2001.08361, table 1). Rates
-are what a machine sustains, not its data sheet. NumPy and torch are not needed here.
+are what a machine sustains, not its data sheet. Torch is not needed here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
@@ -222,6 +224,9 @@ class MethodCost:
     ) -> MethodCost:
         """What a policy would do on one edited context, without knowing its text.
 
+        A window model is asked about an edit that removes as many tokens as it brings. What
+        windows are extended by while they run, and rows that are too old, are not in it.
+
         Args:
             policy: the method.
             context: the edit.
@@ -239,13 +244,24 @@ class MethodCost:
             rows = context.new + first * suffix + (1 - first) * selected
         else:
             block = policy.block_size
-            window = min(suffix, policy.window_tokens)
+            window = min(suffix, _window(policy, context))
             blocks = math.ceil(policy.attention_fraction * suffix / block)
             # Window and tail are rounded to blocks: on average, by half a block at their inner end.
             rounding = (block - 1) / 2 * ((window > 0) + (policy.tail_tokens > 1))
             repaired = window + policy.tail_tokens + rounding + blocks * block
+            if policy.most_repaired is not None:
+                repaired = min(repaired, max(policy.most_repaired * suffix, policy.tail_tokens))
             rows = context.new + min(suffix, repaired)
         return cls(policy.name, max(1.0, rows), max(0.0, context.tokens - rows), ratio)
+
+
+def _window(policy: RecoveryPolicy, context: EditedContext) -> int:
+    """Tokens of the window behind an edit that removes as many tokens as it brings."""
+    least = policy.window_tokens or 0
+    if policy.window_model is None:
+        return least
+    new, suffix = np.array([context.new]), np.array([context.suffix])
+    return max(least, int(policy.window_model.lengths(new, new, suffix)[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from patchkv_agents.alignment import align
 from patchkv_agents.checkpoint import Checkpoint
-from patchkv_agents.ranges import IntArray
+from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
@@ -19,9 +19,18 @@ AnchorsOf = Callable[[str], Anchors]
 """The anchors between a version, by its name, and the context to recover."""
 
 
+OwnOf = Callable[[str, int], BoolArray | None]
+"""Of a version, by its name and number of tokens, the rows that the context's own line made, bool
+`[tokens]`; None if it made all of them."""
+
+
 def no_anchors(_version: str) -> Anchors:
     """Nothing is known of messages."""
     return ()
+
+
+def all_own(_version: str, _tokens: int) -> None:
+    """There is one line only."""
 
 
 MOST_ALIGNED = 2
@@ -38,11 +47,22 @@ class Donor:
         version: its name.
         checkpoint: its tokens and state.
         is_live: whether all its rows lie in a cache, stored or not.
+        own: rows that the line of the context to recover made, bool `[tokens]`; None if all. Of the
+            others, those of a common beginning are used, which saw nothing else.
     """
 
     version: str
     checkpoint: Checkpoint
     is_live: bool = False
+    own: BoolArray | None = None
+
+    def usable(self, token_ids: IntArray) -> BoolArray:
+        """Rows that exist and may go into a recovery of `token_ids`, bool `[tokens_old]`."""
+        old = self.checkpoint
+        usable = np.ones(len(old), dtype=bool) if self.is_live else old.stored
+        if self.own is not None:
+            usable &= self.own | (np.arange(len(old)) < old.clean_prefix(token_ids))
+        return usable
 
     def plan(
         self, token_ids: IntArray, policy: RecoveryPolicy, anchors_of: AnchorsOf
@@ -53,8 +73,9 @@ class Donor:
             align(old.token_ids, token_ids, anchors=anchors_of(self.version)),
             policy,
             origins=old.origins,
-            available=np.ones(len(old), dtype=bool) if self.is_live else old.stored,
+            available=self.usable(token_ids),
             scores=old.scores,
+            block_map=old.block_map,
         )
 
 

@@ -5,7 +5,6 @@ The repair set is fixed here, before any KV work starts. NumPy only.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -13,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.ranges import BoolArray, IntArray, RowSet, rounded_to_blocks
-from patchkv_agents.recovery.policy import RecoveryPolicy, Selection
+from patchkv_agents.checkpoint.block_map import BlockMap
+from patchkv_agents.ranges import BoolArray, IntArray, RowSet
+from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.selection import choose_repair
 
 
 class RowLabel(IntEnum):
@@ -35,6 +36,8 @@ class RowLabel(IntEnum):
     """Old state that is not exact: moved behind an edit, or quantised in front of it."""
     DEVIATION = 6
     """Chosen while it ran, because its state differed most from the old one: recomputed."""
+    AGED = 7
+    """Would have been restored over more edits than the policy allows: recomputed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +52,7 @@ class RecoveryPlan:
         full_layers: share of the model's layers through which every row behind the prefix ran, not
             only those that are computed to the end.
         sees_later: whether computed rows saw keys behind their own positions.
+        run_twice: rows that ran a second time, because rows in front of them were chosen late.
     """
 
     labels: npt.NDArray[np.int8]
@@ -56,6 +60,7 @@ class RecoveryPlan:
     prefix: int
     full_layers: float = 0.0
     sees_later: bool = False
+    run_twice: int = 0
 
     def __post_init__(self) -> None:
         self.labels.setflags(write=False)
@@ -93,11 +98,13 @@ class RecoveryPlan:
 
     @property
     def recompute_ratio(self) -> float:
-        """Rows that run / rows behind the common prefix, a mean over the layers; at most 1.
+        """Rows that run / rows behind the common prefix, a mean over the layers.
 
-        1 too where nothing is behind it, or where rows of the prefix have to run again.
+        1 too where nothing is behind it, or where rows of the prefix have to run again. Rows that
+        ran twice count twice; without them, it is at most 1.
         """
-        to_the_end = len(self.rows) / max(len(self.labels) - self.prefix, len(self.rows))
+        rows = len(self.rows)
+        to_the_end = (rows + self.run_twice) / max(len(self.labels) - self.prefix, rows)
         return self.full_layers + (1 - self.full_layers) * to_the_end
 
     @property
@@ -130,6 +137,12 @@ class RecoveryPlan:
         origins[restored] = np.where(behind_edit, np.maximum(before, 1) + 1, before)
         return origins
 
+    def extended(self, rows: BoolArray, label: RowLabel) -> RecoveryPlan:
+        """The plan with those of `rows` (bool `[tokens]`) computed that it restores so far."""
+        labels = self.labels.copy()
+        labels[rows & (labels == RowLabel.RESTORED)] = label
+        return replace(self, labels=labels)
+
     def blended(self, chosen: BoolArray, *, full_layers: float, sees_later: bool) -> RecoveryPlan:
         """The plan as it was carried out, with the rows that were chosen while it ran.
 
@@ -137,61 +150,8 @@ class RecoveryPlan:
             chosen: restored rows that were recomputed after all, bool `[tokens]`.
             full_layers, sees_later: see the attributes.
         """
-        labels = self.labels.copy()
-        labels[chosen] = RowLabel.DEVIATION
-        return replace(self, labels=labels, full_layers=full_layers, sees_later=sees_later)
-
-
-def _distances(alignment: Alignment) -> IntArray:
-    """Distance of each new token from the end of the nearest edit in front of it, int64 `[tokens]`.
-
-    That of tokens in front of all edits is the number of tokens.
-    """
-    tokens = alignment.tokens_new
-    ends = np.full(tokens, -1)
-    for hunk in alignment.hunks:
-        ends[hunk.new_stop : hunk.new_stop + 1] = hunk.new_stop
-    nearest = np.maximum.accumulate(ends)
-    return np.where(nearest >= 0, np.arange(tokens) - nearest, tokens)
-
-
-def _nearest_tokens(
-    distances: IntArray, suffix: BoolArray, block_size: int, limit: int
-) -> BoolArray:
-    """The `limit` suffix tokens nearest behind the edits, in whole blocks but for the last."""
-    block = np.arange(len(suffix)) // block_size
-    nearest = np.full(block[-1] + 1, len(suffix))
-    np.minimum.at(nearest, block[suffix], distances[suffix])
-    tokens = np.flatnonzero(suffix)
-    order = tokens[np.argsort(nearest[block[tokens]], kind="stable")]
-    chosen = np.zeros(len(suffix), dtype=bool)
-    chosen[order[:limit]] = True
-    return chosen
-
-
-def _attention_tokens(
-    scores: npt.NDArray[np.float32], candidates: BoolArray, limit: int
-) -> BoolArray:
-    """The `limit` candidates with the largest scores."""
-    chosen = np.zeros(len(scores), dtype=bool)
-    ranked = np.argsort(-np.where(candidates, scores, np.float32(0.0)), kind="stable")[:limit]
-    chosen[ranked] = True
-    return chosen & candidates & (scores > 0)
-
-
-def _attention_blocks(
-    scores: npt.NDArray[np.float32], candidates: BoolArray, block_size: int, limit: int
-) -> BoolArray:
-    """The candidates in the `limit` blocks with the largest score of a candidate token."""
-    chosen = np.zeros(len(scores), dtype=bool)
-    if limit == 0 or not candidates.any():
-        return chosen
-    starts = np.arange(0, len(scores), block_size)
-    best = np.maximum.reduceat(np.where(candidates, scores, np.float32(0.0)), starts)
-    ranked = np.argsort(-best, kind="stable")[:limit]
-    for block in ranked[best[ranked] > 0]:
-        chosen[starts[block] : starts[block] + block_size] = True
-    return chosen & candidates
+        plan = self.extended(chosen, RowLabel.DEVIATION)
+        return replace(plan, full_layers=full_layers, sees_later=sees_later)
 
 
 def plan_recovery(
@@ -201,6 +161,7 @@ def plan_recovery(
     origins: npt.NDArray[np.int16],
     available: BoolArray,
     scores: npt.NDArray[np.float32],
+    block_map: BlockMap | None = None,
 ) -> RecoveryPlan:
     """Label every token of the new version.
 
@@ -215,6 +176,7 @@ def plan_recovery(
         origins: origin of each old row (0 is exact), int16 `[tokens_old]`.
         available: old rows whose keys and values exist somewhere, bool `[tokens_old]`.
         scores: attention received by each old token, float32 `[tokens_old]`.
+        block_map: where the old version's blocks looked, where that is known.
     """
     tokens = alignment.tokens_new
     aligned = alignment.position_map()
@@ -233,29 +195,25 @@ def plan_recovery(
 
     if policy.window_tokens is None:
         labels[labels == RowLabel.RESTORED] = RowLabel.WINDOW
-    elif suffix.any():
-        block, distances = policy.block_size, _distances(alignment)
-        window = rounded_to_blocks((distances < policy.window_tokens) & suffix, block)
-        tail = position >= tokens - policy.tail_tokens
-        if policy.tail_tokens > 1:
-            tail = rounded_to_blocks(tail, block)
-        candidates = suffix & ~window & ~tail
-        budget = policy.attention_fraction * int(suffix.sum())
-        mapped = np.where(has_state, scores[old], np.float32(0.0))
-        if policy.selection is Selection.TOKENS:
-            attention = _attention_tokens(mapped, candidates, math.ceil(budget))
-            attention = rounded_to_blocks(attention, block) & candidates
-        else:
-            attention = _attention_blocks(mapped, candidates, block, math.ceil(budget / block))
-        if policy.selection is Selection.CONTIGUOUS:
-            rows = int((suffix & (window | tail | attention)).sum())
-            others = suffix & (position < tokens - 1)  # the last token is computed anyway
-            limit = rows - int(suffix[-1])
-            labels[_nearest_tokens(distances, others, block, limit)] = RowLabel.WINDOW
-        else:
-            labels[attention] = RowLabel.ATTENTION
-            labels[tail & suffix] = RowLabel.TAIL
-            labels[window & suffix] = RowLabel.WINDOW
+    else:
+        if policy.most_generations is not None and has_state.any():
+            # Generations once the plan has run; see `RecoveryPlan.origins`.
+            ages = np.where(suffix, np.maximum(origins[old], 1), origins[old] - 1)
+            aged = (labels == RowLabel.RESTORED) & (ages > policy.most_generations)
+            labels[aged] = RowLabel.AGED
+        if suffix.any():
+            repair = choose_repair(
+                alignment,
+                policy,
+                suffix=suffix,
+                taken=labels == RowLabel.AGED,
+                old=old,
+                scores=scores,
+                block_map=block_map,
+            )
+            labels[repair.window] = RowLabel.WINDOW
+            labels[repair.tail] = RowLabel.TAIL
+            labels[repair.attention] = RowLabel.ATTENTION
     if labels[-1] in (RowLabel.PREFIX, RowLabel.RESTORED):
         labels[-1] = RowLabel.TAIL
     return RecoveryPlan(labels, aligned, alignment.prefix)

@@ -29,6 +29,11 @@ class Selection(str, Enum):
     """As `BLOCKS`, ranked by the attention that the query tail of the new context gives: it runs
     once more, first, on the restored rows."""
 
+    @property
+    def needs_map(self) -> bool:
+        """Whether it asks where the blocks of the old version looked."""
+        return self in (Selection.EDITED, Selection.COMBINED)
+
 
 class BlendScore(str, Enum):
     """By what a blend finds the rows that the edit changed most."""
@@ -128,12 +133,12 @@ class RecoveryPolicy:
         selection: which rows are recomputed for their attention.
         blend: chooses further rows while they run, if given.
         window_model: predicts the length of the window behind each edit, if given.
-        most_repaired: largest share of the suffix that is recomputed, the tail included. Where
-            windows behind many edits would pass it, the rows nearest to the edits are taken. None
-            is no limit.
+        most_repaired: largest share of the suffix that is recomputed, the tail included, which
+            alone may pass it. Where windows would pass it, the blocks nearest to the edits are
+            taken. None is no limit.
         stop: extends windows by measured drift, if given.
-        most_generations: rows that were restored over more edits than this are recomputed; None
-            is no limit.
+        most_generations: rows that this recovery would have restored over more edits than this
+            are recomputed, whatever `most_repaired` says. None is no limit.
 
     Raises:
         InputError: a value is out of its range.

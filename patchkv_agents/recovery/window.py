@@ -59,5 +59,6 @@ class WindowModel:
         logs = window_features(old, new, suffix) @ np.array(self.coefficients) + self.intercept
         # Clipped before the exponential, which would overflow far from the data it was fitted to.
         lengths = np.expm1(np.clip(logs, 0.0, np.log1p(suffix.astype(np.float64))))
-        clipped: IntArray = np.minimum(np.ceil(lengths), suffix).astype(np.int64)
+        # A length that rounding puts just above a whole number is that number.
+        clipped: IntArray = np.minimum(np.ceil(lengths - 1e-6), suffix).astype(np.int64)
         return clipped

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from patchkv_agents.baselines import first_token_kl
+from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.errors import PatchKVError
 
 NONE = float("-inf")

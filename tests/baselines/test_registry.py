@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
-from patchkv_agents.baselines import method, method_names
+from patchkv_agents.baselines import method, method_names, policy_named
+from patchkv_agents.baselines.ablations import ablations
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel
+from patchkv_agents.profiling.profile import Profile
+from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, RowLabel, WindowModel
 
 from ..engine.models import edited, random_ids, sequence_of, tiny_model
 
@@ -35,15 +37,61 @@ def test_an_unknown_method_is_refused_with_the_names():
         method("full_prefill")
 
 
-@pytest.mark.parametrize("name", sorted(set(method_names()) - PUBLISHED_NAMES))
-def test_an_ablation_changes_one_thing(name):
-    default, changed = RecoveryPolicy.default(), method(name)
-    differing = {
-        field.name
-        for field in fields(default)
-        if getattr(default, field.name) != getattr(changed, field.name)
-    }
-    assert len(differing - {"name"}) == 1
+EVERYTHING = replace(
+    RecoveryPolicy.default(),
+    window_model=WindowModel(0.0, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)),
+    most_repaired=0.1,
+    stop=MeasuredStop(drift=0.5),
+    most_generations=2,
+)
+PARTS = {
+    "no_attention": {"attention_fraction"},
+    "no_window": {"window_tokens", "window_model", "stop"},
+    "no_tail": {"tail_tokens"},
+    **dict.fromkeys(("contiguous", "edited", "combined", "question"), {"selection"}),
+    "stop": {"stop"},
+    "budget": {"most_generations"},
+    "uncapped": {"most_repaired"},
+    **dict.fromkeys(("fp16", "int8", "int4"), {"precision"}),
+}
+
+
+def test_an_ablation_changes_its_part_of_a_policy_and_nothing_else():
+    changed = {policy.name: policy for policy in ablations(EVERYTHING)}
+    assert set(changed) == {f"patchkv_{part}" for part in PARTS}
+    assert set(changed) == set(method_names()) - PUBLISHED_NAMES
+    for part, expected in PARTS.items():
+        policy = changed[f"patchkv_{part}"]
+        differing = {
+            field.name
+            for field in fields(policy)
+            if getattr(policy, field.name) != getattr(EVERYTHING, field.name)
+        }
+        assert differing == {"name", *expected}, part
+
+
+def test_a_profile_gives_its_policies_and_their_ablations():
+    published = replace(RecoveryPolicy.published(), attention_fraction=0.05)
+    profile = Profile(
+        model="tiny",
+        fingerprint="f" * 64,
+        policy=EVERYTHING,
+        published=published,
+        data=(),
+        fit={},
+        versions={},
+        created="2026-11-30T09:00:00+00:00",
+        command="patchkv profile tiny",
+        validation=None,
+    )
+    assert method("patchkv", profile) == policy_named("default", profile) == EVERYTHING
+    assert method("patchkv_published", profile) == published
+    assert method("patchkv_uncapped", profile).window_model == EVERYTHING.window_model
+    for name in ("prefix_cache", "direct_reuse", "cacheblend"):
+        assert method(name, profile) == method(name)
+    assert policy_named("exact", profile) == RecoveryPolicy.exact()
+    with pytest.raises(InputError, match="no method 'patchkv_none'"):
+        policy_named("patchkv_none", profile)
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -68,7 +116,8 @@ def test_every_method_runs_as_its_name_says(name):
     del computed["PREFIX" if name in lossless else "RESTORED"]
     computed.pop("RESTORED", None)
     # 490 tokens behind the edit at 100 to 114; blocks of 32 from token 0. A contiguous window has
-    # as many rows as the default, the last token among them.
+    # as many rows as the default, the last token among them. Random weights drift so far that a
+    # measured stop comes only with the longest window, 256 tokens, which a fourth block would pass.
     window, tail = 256 - 114, 604 - 512
     assert computed == {
         "prefix_cache": {"NEW": 14, "WINDOW": 490},
@@ -84,5 +133,6 @@ def test_every_method_runs_as_its_name_says(name):
         "patchkv_no_attention": {"NEW": 14, "WINDOW": window, "TAIL": tail},
         "patchkv_no_window": {"NEW": 14, "TAIL": tail, "ATTENTION": 32},
         "patchkv_no_tail": {"NEW": 14, "WINDOW": window, "TAIL": 1, "ATTENTION": 32},
+        "patchkv_stop": {"NEW": 14, "WINDOW": window + 3 * 32, "TAIL": tail, "ATTENTION": 32},
         "patchkv_contiguous": {"NEW": 14, "WINDOW": window + tail + 32 - 1, "TAIL": 1},
     }.get(name, {"NEW": 14, "WINDOW": window, "TAIL": tail, "ATTENTION": 32})

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from patchkv_agents.cli.main import main
+from patchkv_evals.benchmarks.selection import RULES
+from tests.engine.models import tiny_engine
 
 ALIGN = ("align", "--tokens", "500", "--hunks", "1,2", "--rounds", "1")
 RESTORE = ("restore", "--tokens", "64", "--formats", "f16,k8v8", "--layers", "2", "--rounds", "1")
@@ -41,6 +43,23 @@ def test_people_get_every_figure_with_the_machine(capsys, monkeypatch, columns, 
     assert document["versions"]["torch"] in out and "threads" in out
 
 
+def test_analyses_sum_up_what_the_model_did(capsys, monkeypatch, smollm2_tokenizer, tmp_path):
+    engine = tiny_engine(smollm2_tokenizer, 4096)
+    monkeypatch.setattr("patchkv_agents.cli.bench._engine", lambda model: engine)
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, _ = run(
+        capsys, "selection", "--tokens", "600", "--draws", "1", "--out", str(tmp_path)
+    )
+    assert code == 0
+    for rule in RULES:
+        assert rule in out
+    assert (tmp_path / "bench-selection.json").exists()
+    code, out, _ = run(capsys, "sensitivity", "--tokens", "400", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["bench"] == "sensitivity"
+    assert document["config"]["format"] == "k8v4"
+
+
 @pytest.mark.parametrize(
     "argv, reason",
     [
@@ -57,6 +76,13 @@ def test_people_get_every_figure_with_the_machine(capsys, monkeypatch, columns, 
         (("resume", "--sweep", "precision", "--values", "int3"), "no precision 'int3'"),
         (("resume", "--baselines", "magic"), "no method 'magic'"),
         (("drift", "--dataset", "hotpotqa"), "--data and --dataset"),
+        (("sensitivity", "--format", "f16"), "no format 'f16'"),
+        (("selection", "--budget", "2"), "the budget is 2.0"),
+        (("selection", "--edits", ","), "--edits needs at least one value"),
+        (
+            ("selection", "--data", "d.jsonl", "--dataset", "x", "--edits", "magic"),
+            "no kind 'magic'",
+        ),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_loaded(capsys, argv, reason):

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from patchkv_agents.cli.main import main
 from tests.engine.models import tiny_engine
 from tests.evals.samples import ROWS
+from tests.profiling.profiles import profile_of
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,7 @@ def test_a_spent_budget_is_told(capsys, model, data, tmp_path):
         (("nowhere", "--dataset", "hotpotqa"), "or --dataset and --out to run"),
         (("--dataset", "hotpotqa", "--out", "x", "--methods", "best"), "no method 'best'"),
         (("--dataset", "hotpotqa", "--out", "x", "--edit", "swap"), "No episodes of kind 'swap'"),
+        (("--dataset", "hotpotqa", "--out", "x", "--recovery-profile", "no"), "no profile no"),
         (("--dataset", "other", "--out", "x", "--data", "y"), "'other' is not known"),
     ],
 )
@@ -115,6 +117,12 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, argv: tuple[str, ...], told:
 def test_groups_of_methods():
     from patchkv_agents.baselines import method_names
     from patchkv_agents.cli.evaluate import _policies
+
+    profile = profile_of()
+    made = _policies("patchkv,patchkv_published,prefix_cache", profile)
+    assert (
+        made[:2] == [profile.policy, profile.published] and made[2] == _policies("prefix_cache")[0]
+    )
 
     def names(text: str) -> list[str]:
         return [policy.name for policy in _policies(text)]

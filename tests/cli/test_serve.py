@@ -19,6 +19,9 @@ from patchkv_agents.cli.main import main
         (["--api-keys-file", "{folder}/none"], "cannot be read"),
         (["--api-keys-file", "{folder}/empty"], "no API keys"),
         (["--policy", "hopeful"], "hopeful"),
+        (["--recovery-profile", "{folder}/none"], "there is no profile"),
+        (["--recovery-profile", "{folder}/empty"], "not JSON"),
+        (["--shadow", "1.5"], "--shadow"),
     ],
 )
 def test_refuses_to_start(

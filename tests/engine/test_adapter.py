@@ -61,6 +61,21 @@ def test_scattered_rows_write_what_a_full_prefill_writes(model, max_rows, monkey
     torch.testing.assert_close(logits, full_logits(model, token_ids), atol=1e-4, rtol=1e-4)
 
 
+def test_logits_of_the_last_rows_are_those_of_a_call_each(model, monkeypatch):
+    monkeypatch.setattr(adapter_module, "MAX_ROWS", 20)
+    token_ids = random_ids(2, TOKENS)
+    adapter, cache = prefilled(model, token_ids)
+    cache.shards[0].keys[:, :, 200:230] = 1e3  # runs first, in chunks of its own
+    rows = RowSet(((200, 230), (400, 403), (420, TOKENS)))
+    logits = adapter.last_logits(token_ids, rows, cache, count=5)
+    for place, position in enumerate((401, 402, 420, 421, 422)):
+        expected = full_logits(model, token_ids[: position + 1])
+        torch.testing.assert_close(logits[place], expected, atol=1e-4, rtol=1e-4)
+    for count in (0, 21, 37):
+        with pytest.raises(ValueError, match="rows in one call"):
+            adapter.last_logits(token_ids, rows, cache, count=count)
+
+
 def test_no_row_sees_a_later_key(model):
     """Two public CacheBlend codes align the mask of scattered rows to the bottom right, so that
     rows see future keys. A NaN planted in a row that is not recomputed marks every row that reads

@@ -279,6 +279,20 @@ def test_16_bit_rows_of_all_shards_have_one_dtype():
     assert payload.values[0].eq(1).all() and payload.values[1].isfinite().all()
 
 
+def test_native_rows_of_layers_of_several_dtypes_lose_nothing():
+    """They were joined in bfloat16, and a float32 layer came back rounded in exact recovery."""
+    generator = torch.Generator().manual_seed(0)
+    rope = Rope(np.ones(8, dtype=np.float32), RopeLayout.HALF_SPLIT)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    rows = [torch.randn(2, 1, 2, 40, 16, generator=generator).to(dtype) for dtype in dtypes]
+    shards = [CacheShard(n, *pair) for n, pair in enumerate(rows)]
+    extents = store_rows(shards, np.ones(40, bool), rope)
+    targets = [CacheShard(n, *torch.empty_like(pair)) for n, pair in enumerate(rows)]
+    Restoration(extents, targets, rope, lambda layer: None).ready(2)
+    for pair, target in zip(rows, targets, strict=True):
+        assert torch.equal(target.keys, pair[0]) and torch.equal(target.values, pair[1])
+
+
 def test_layers_of_a_shard_may_be_passed_over():
     """Asked for the last layer first, a restoration still writes those in front of it."""
     keys, values = torch.randn(2, 3, 2, 40, 16)

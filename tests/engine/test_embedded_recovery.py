@@ -34,8 +34,11 @@ EDITS = {
 }
 
 
+LENGTHS = [100, *(pytest.param(tokens, marks=pytest.mark.slow) for tokens in (1000, 4000))]
+
+
 @pytest.mark.parametrize("kind", EDITS)
-@pytest.mark.parametrize("tokens", [100, 1000, pytest.param(4000, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("tokens", LENGTHS, ids=str)
 def test_repairing_the_whole_suffix_is_a_full_prefill(smollm2_model, tokens, kind):
     old = random_ids(tokens, tokens, VOCABULARY)
     new = edited(old, EDITS[kind](tokens), VOCABULARY)

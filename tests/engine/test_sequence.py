@@ -52,10 +52,19 @@ def check_exact_rows(model, sequence):
     return int(exact.sum())
 
 
+@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
+def test_repairing_the_whole_suffix_is_a_full_prefill(model, edits):
+    check_whole_suffix(model, WHOLE_SUFFIX, edits, suspended=True)
+
+
 @pytest.mark.parametrize("policy", [RecoveryPolicy.exact(), WHOLE_SUFFIX], ids=lambda p: p.name)
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "live"])
 @pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS.keys())
-def test_repairing_the_whole_suffix_is_a_full_prefill(model, policy, suspended, edits):
+def test_an_exact_recovery_starts_from_stored_or_from_live_rows(policy, suspended, edits):
+    check_whole_suffix(tiny_model("llama"), policy, edits, suspended=suspended)
+
+
+def check_whole_suffix(model, policy, edits, *, suspended):
     old = random_ids(1, 500)
     new = edited(old, edits)
     sequence = sequence_of(model)

@@ -137,6 +137,22 @@ def test_flip_changes_the_fact_and_nothing_else(row: QARow) -> None:
     assert lender.id != row.id
 
 
+@pytest.mark.parametrize("tokens", [400, 1500])
+def test_a_noted_flip_has_the_same_guess_behind_the_fact_in_both_versions(tokens: int) -> None:
+    """What a model concludes of it as it reads it is wrong after the edit; the text is not."""
+    episode = build(ROWS[0], "flip_noted", tokens=tokens)
+    old, new = episode.old, episode.new
+    (index,) = new.edits[0].old_indices
+    for version in episode.versions:
+        behind = version.context.messages[index + 1 :]
+        (note,) = [m.text for m in behind if mentions(flat(m.text), new.answers)]
+        assert f"could be {new.answers[0]}; the result for" in note
+        assert not any(mentions(flat(m.text), old.answers) for m in behind)
+    assert episode.stale_answers() == ROWS[0].answers
+    assert mentions(flat(text(old.context, index)), old.answers)
+    assert mentions(flat(text(new.context, index)), new.answers)
+
+
 def test_clear_leaves_placeholders_and_the_evidence() -> None:
     episode = build(ROWS[1], "clear")
     assert len(episode.new.edits) == 2

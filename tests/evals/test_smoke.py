@@ -13,7 +13,7 @@ from patchkv_evals.episodes import EpisodeKind
 from patchkv_evals.running import Run, RunSpec, pool, run
 from tests.evals.samples import ROWS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.smoke]
 
 EDITS: dict[str, EpisodeKind] = {
     "hotpotqa": "refresh",

@@ -29,7 +29,7 @@ BARE = f"""
 import runpy, sys
 for name in {OPTIONAL}:
     sys.modules[name] = None  # importing it fails
-sys.argv[1:] = ["--cpu", "--tokens", "300", "--rounds", "1", "--json", sys.argv[1]]
+sys.argv[1:] = ["--cpu", "--tokens", "160", "--rounds", "1", "--json", sys.argv[1]]
 runpy.run_module("patchkv_kernels.device_check", run_name="__main__")
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,16 +13,17 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim_messages
 from langchain_core.tools import tool
 
-from patchkv_agents.errors import ContextError
-from patchkv_langchain import ChatPatchKV
+from patchkv_agents.engine import Engine
+from patchkv_agents.errors import ContextError, ProfileError
+from patchkv_langchain import ChatPatchKV, chat_engines
+from patchkv_langchain.chat_engines import policy_of
 
 from ..engine.models import tiny_engine
+from ..profiling.profiles import passed, profile_of
 from .agents import SHORT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from patchkv_agents.engine import Engine
 
 CONTEXT = [
     SystemMessage("Be brief."),
@@ -110,3 +112,45 @@ def test_a_part_that_the_template_refuses_counts_by_its_texts(
     picture = HumanMessage([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}])
     with pytest.raises(ContextError):
         model.get_num_tokens_from_messages([picture])
+
+
+def test_a_model_is_loaded_with_its_profile(
+    tiny_chat_engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loads: list[tuple[str, dict[str, Any]]] = []
+
+    def load(name: str, **options: Any) -> Engine:
+        loads.append((name, options))
+        return tiny_chat_engine
+
+    monkeypatch.setattr(Engine, "from_pretrained", load)
+    file = tmp_path / "profile.json"
+    with pytest.raises(ProfileError, match="there is no profile"):
+        ChatPatchKV(recovery_profile=file)  # not only at the first call
+    profile = profile_of()
+    profile.save(file)
+    for given in (file, str(file), profile):
+        model = ChatPatchKV(model="of/profile", recovery_profile=given)
+        model.load()
+        assert loads.pop() == ("of/profile", {"recovery_profile": given})
+        model.load("another/model")  # has another fingerprint
+        assert loads.pop() == ("another/model", {})
+        chat_engines._engines.clear()
+    for wrong in ({"recovery_profile": 7}, {"recovery_profile": file, "engine": tiny_chat_engine}):
+        with pytest.raises(ValueError, match="recovery_profile"):
+            ChatPatchKV(**wrong)
+
+
+def test_the_default_policy_is_the_profiles(tiny_chat_engine: Engine) -> None:
+    fitted = replace(SHORT, name="patchkv")
+    profile = passed(profile_of(fitted, fingerprint=tiny_chat_engine.fingerprint))
+    model, tokenizer = tiny_chat_engine.adapter.model, tiny_chat_engine.tokenizer
+    engine = Engine(model, tokenizer, recovery_profile=profile)
+    replies = [
+        ChatPatchKV(engine=engine, max_tokens=2, policy=policy).invoke("Hi")
+        for policy in (None, "default", "exact")
+    ]
+    assert [reply.response_metadata["recovery"]["policy"] for reply in replies] == [
+        "patchkv", "patchkv", "exact"
+    ]  # fmt: skip
+    assert policy_of("default", profile) == fitted

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from patchkv_agents.baselines import method
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, WindowModel
 from patchkv_agents.recovery.cost_presets import DEVICES, MODELS
 from patchkv_agents.recovery.costs import (
     DeviceCost,
@@ -125,6 +126,20 @@ def test_rows_of_the_methods(name):
         assert rows == pytest.approx(100 + 0.5 * 700 + 0.5 * (share * 700 + tail), abs=1)
     else:  # window 128, tail 64, one block of attention, rounding of 15.5 at both
         assert rows == 100 + 128 + 64 + 32 + 31
+
+
+def test_rows_of_a_predicted_window_and_under_a_limit():
+    """The model says half the tokens of the edit, 50; the policy at least `window_tokens`."""
+    half = WindowModel(math.log(51 / 101), (0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
+    policy = RecoveryPolicy("test", 0, 0.0, tail_tokens=1, block_size=1, window_model=half)
+
+    def rows(**changes):
+        return MethodCost.of_policy(replace(policy, **changes), CONTEXT, SMALL).rows
+
+    assert rows() == 100 + 50 + 1
+    assert rows(window_tokens=60) == 100 + 60 + 1
+    assert rows(window_tokens=60, most_repaired=0.05) == 100 + 0.05 * 700
+    assert rows(tail_tokens=40, most_repaired=0.05) == 100 + 40  # the tail is computed anyway
 
 
 def test_rows_never_exceed_the_suffix():

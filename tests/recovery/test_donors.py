@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
+from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.checkpoint.extents import extents_of
-from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_agents.recovery.donors import SWITCH_ROWS, Donor, choose_donor
+from patchkv_agents.ranges import ranges_of
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Selection
+from patchkv_agents.recovery.donors import SWITCH_ROWS, Donor, choose_donor, no_anchors
 
 from ..checkpoint.rows import scaled_payload
 
@@ -72,6 +75,19 @@ def test_among_equals_the_one_with_fewer_inexact_rows_is_taken(lines):
     assert donor.version == "left" and plan.is_exact
     exact = Donor("here", lines.get("left"))
     assert chosen(exact, lines, ids)[0] is exact
+
+
+def test_a_donor_says_where_its_blocks_looked():
+    """Block 10 alone looked at block 2, which is edited; no token has a score."""
+    old = tokens(7, 640)
+    mass = np.eye(20, dtype=np.float32)
+    mass[10, 2] = mass[10, 10] = 0.5
+    checkpoint = replace(stored(old), block_map=BlockMap(32, mass))
+    new = old.copy()
+    new[70:80] = tokens(8, 10)
+    policy = replace(PATCH, attention_fraction=0.05, selection=Selection.EDITED)
+    plan = Donor("old", checkpoint).plan(new, policy, no_anchors)
+    assert ranges_of(plan.labels == RowLabel.ATTENTION) == ((320, 352),)
 
 
 @pytest.mark.parametrize("policy", [PATCH, RecoveryPolicy.exact()], ids=lambda p: p.name)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from patchkv_agents.alignment import Alignment, Hunk, Run, align
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import ranges_of
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Selection, plan_recovery
+from patchkv_agents.recovery import (
+    RecoveryPlan,
+    RecoveryPolicy,
+    RecoveryReport,
+    RowLabel,
+    Selection,
+    plan_recovery,
+)
 
 # Old: 10 prefix, 4 replaced, 86 suffix. New: 10 prefix, 7 new, 86 suffix (103 tokens).
 ONE_EDIT = Alignment(
@@ -135,6 +142,34 @@ def test_each_of_several_edits_has_a_window():
     )
     found = plan(alignment, policy(block_size=1, window_tokens=5, tail_tokens=1))
     assert ranges_of(found.labels == RowLabel.WINDOW) == ((22, 27), (62, 67))
+
+
+def test_a_plan_is_extended_by_rows_that_it_restores_and_no_others():
+    first = plan()  # window 17 to 28, tail 96 to 103
+    rows = np.zeros(103, bool)
+    rows[5:40] = True
+    found = first.extended(rows, RowLabel.ATTENTION)
+    assert ranges_of(found.labels == RowLabel.ATTENTION) == ((28, 40),)
+    changed = found.labels != first.labels
+    assert ranges_of(changed) == ((28, 40),)
+    assert first.count(RowLabel.ATTENTION) == 0
+
+
+def test_a_report_counts_every_label():
+    labels = np.array(RowLabel, np.int8).repeat(np.arange(len(RowLabel)) + 1)
+    times = ("render", "planning", "fetch", "restore", "recompute", "resume_ttft")
+    report = RecoveryReport.of_plan(
+        RecoveryPlan(labels, np.arange(len(labels)), 1),
+        policy="test",
+        fallback_reason=None,
+        resumed_from=None,
+        restored_formats={},
+        payload_bytes=0,
+        **{f"{name}_ms": 0.0 for name in times},
+    )
+    counts = {label: getattr(report, label.name.lower()) for label in RowLabel}
+    assert counts == {label: label + 1 for label in RowLabel}
+    assert sum(counts.values()) == report.tokens
 
 
 def test_blocks_that_moved_are_new():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,6 +26,8 @@ class Served:
 
     url: str
     app: FastAPI
+    closing: ExitStack = field(default_factory=ExitStack)
+    """Is closed with the server."""
 
     @property
     def service(self) -> Service:
@@ -37,8 +39,9 @@ class Served:
         return self.service.engine
 
     def client(self, key: str = "none", **options: Any) -> OpenAI:
-        """The official client."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+        """The official client; it is closed with the server."""
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+        return self.closing.enter_context(client)
 
 
 @contextmanager
@@ -51,11 +54,13 @@ def serving(
     thread.start()
     until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
+    served = Served(f"http://127.0.0.1:{port}", app)
     try:
-        yield Served(f"http://127.0.0.1:{port}", app)
+        yield served
     finally:
         server.should_exit = True
         thread.join(20)
+        served.closing.close()
         assert not thread.is_alive(), "the server does not end"
 
 

@@ -16,7 +16,7 @@ from patchkv_agents.errors import InputError
 from patchkv_server import ApiKeys, ServerSettings
 
 from .conftest import NewEngine
-from .serving import MODEL, Served, serving, talk
+from .serving import MODEL, Served, serving, talk, until
 
 TOOLS: list[Any] = [
     {
@@ -179,6 +179,22 @@ def test_asynchronous_clients_at_once(served: Served) -> None:
         )
 
 
+def test_an_asynchronous_stream_that_is_given_up(served: Served) -> None:
+    async def give_up() -> None:
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+        async with client:
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=talk("Eve"), max_tokens=4000, stream=True
+            )  # type: ignore[call-overload]
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(give_up())
+    until(lambda: served.service.queue().running == 0)
+    assert ask(served, talk("Eve")).usage.prompt_tokens_details.cached_tokens > 0
+
+
 def test_models_and_health(served: Served) -> None:
     client = served.client()
     (model,) = client.models.list().data
@@ -272,6 +288,14 @@ def test_web_pages_cannot_use_it(served: Served) -> None:
     for host in ("evil.example", "["):
         answer = httpx.get(f"{served.url}/v1/models", headers={"Host": host})
         assert answer.status_code == 403
+    for origin, status in (
+        ("http://evil.example", 403),
+        ("https://127.0.0.1.evil.example:8080", 403),
+        ("http://localhost:3000", 200),
+        ("app://a-desktop-program", 200),
+    ):
+        answer = httpx.get(f"{served.url}/v1/models", headers={"Origin": origin})
+        assert answer.status_code == status
 
 
 def test_keys(new_engine: NewEngine) -> None:

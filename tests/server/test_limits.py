@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,11 @@ from fastapi import FastAPI
 from patchkv_agents.checkpoint.stores import open_store
 from patchkv_agents.context import SQLiteHistoryStore
 from patchkv_agents.engine import Thread
-from patchkv_server import ServerSettings
+from patchkv_agents.errors import PatchKVError
+from patchkv_server import ServerSettings, completions, create_app
+from patchkv_server.answers import Completion
 from patchkv_server.queueing import FairQueue
+from patchkv_server.running import GRACE_S, AppServer
 
 from .conftest import NewEngine
 from .serving import MODEL, Served, serving, talk, until
@@ -86,6 +91,26 @@ def test_bounded_waiting(new_engine: NewEngine, gate: threading.Event) -> None:
         assert caught.value.code == "queue_full"
         assert int(caught.value.response.headers["retry-after"]) > 0
         assert _lengths(served) == (1, 1)
+        gate.set()
+        for thread, results in jobs:
+            thread.join(20)
+            assert results[0].choices
+
+
+def test_another_tenant_takes_a_place_in_a_full_queue(
+    new_engine: NewEngine, gate: threading.Event
+) -> None:
+    settings = ServerSettings(max_running=1, max_waiting=2)
+    with serving(new_engine(), settings, keys=["ann:secret-key-1", "bob:secret-key-2"]) as served:
+        jobs = []
+        for number, name in enumerate(("A", "B", "C")):
+            jobs.append(in_background(lambda name=name: ask(served, name, "secret-key-1")))
+            until(lambda n=number: sum(_lengths(served)) == n + 1)
+        jobs.append(in_background(lambda: ask(served, "D", "secret-key-2")))
+        thread, refused = jobs.pop(2)
+        thread.join(20)
+        assert isinstance(refused[0], openai.RateLimitError)
+        assert _lengths(served) == (2, 1)
         gate.set()
         for thread, results in jobs:
             thread.join(20)
@@ -163,14 +188,25 @@ def test_a_body_that_does_not_arrive(new_engine: NewEngine) -> None:
         assert b'"code":"timeout"' in answer
 
 
+@pytest.mark.parametrize("broken", ["engine", "reading", "writing"])
 def test_an_internal_error_tells_nothing(
-    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new_engine: NewEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broken: str,
 ) -> None:
-    def fail(self: Thread, messages: Any, **options: Any) -> Any:
-        raise RuntimeError(f"cannot do {messages}")
-        yield
+    """What went wrong outside of the engine was logged with its words, by uvicorn."""
 
-    monkeypatch.setattr(Thread, "stream", fail)
+    def fail(*args: Any, **options: Any) -> Any:
+        raise RuntimeError(f"cannot do {talk('Ann')}")
+
+    if broken == "engine":
+        monkeypatch.setattr(Thread, "stream", fail)
+    elif broken == "reading":
+        monkeypatch.setattr(completions, "read_request", fail)
+    else:
+        monkeypatch.setattr(Completion, "whole", fail)
+        monkeypatch.setattr(Completion, "last_chunks", fail)
     with serving(new_engine()) as served:
         with pytest.raises(openai.InternalServerError) as caught:
             ask(served, "Ann")
@@ -204,18 +240,67 @@ def test_the_server_ends_while_it_answers(new_engine: NewEngine, gate: threading
         next(stream)
         waiting, results = in_background(lambda: ask(served, "Bob"))
         until(lambda: _lengths(served) == (1, 1))
+        reading, pieces = in_background(lambda: list(stream))
         threading.Timer(0.5, gate.set).start()  # a step of the model is not broken off
     waiting.join(20)
     assert isinstance(results[0], openai.InternalServerError)
     assert results[0].code == "shutting_down"
-    with pytest.raises(openai.APIError, match="shutting down"):
-        list(stream)
+    reading.join(20)
+    assert isinstance(pieces[0], openai.APIError)
+    assert "shutting down" in pieces[0].message
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_told_to_stop_by_signals(new_engine: NewEngine, tmp_path: Path, times: int) -> None:
+    """The server let answers end, and then died of the very signal before it closed its stores.
+    A second Ctrl+C waited as long as one does."""
+    store = open_store(tmp_path / "kv")
+    app = create_app(new_engine(store=store), model=MODEL, store=store)
+    server = AppServer(app, "127.0.0.1", 0)
+    escaped: list[int] = []
+    got: list[Any] = []
+
+    def client() -> None:
+        until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with ExitStack() as closing:
+            served = Served(f"http://127.0.0.1:{port}", app, closing)
+            stream = iter(ask(served, "Ann", stream=True, max_tokens=20 if times == 1 else 6000))
+            next(stream)
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+                until(lambda: server.should_exit)
+            try:
+                got.extend(chunk.choices[0].finish_reason for chunk in stream)
+            except openai.APIError as error:
+                got.append(error.message)
+
+    before = signal.signal(signal.SIGINT, lambda number, frame: escaped.append(number))
+    try:
+        asking = threading.Thread(target=client)
+        asking.start()
+        started = time.monotonic()
+        server.run()
+        asking.join(20)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert escaped == []
+    assert got[-1] == ("length" if times == 1 else "the server is shutting down")
+    assert time.monotonic() - started < GRACE_S
+    assert store.stats().checkpoints == 1
+
+
+def test_a_port_that_is_taken(new_engine: NewEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = AppServer(create_app(new_engine(), model=MODEL), *other.getsockname())
+        with pytest.raises(PatchKVError, match="could not start at 127.0.0.1"):
+            server.run()
 
 
 def test_fair_among_tenants() -> None:
     queue: FairQueue[str] = FairQueue(10)
     for item in ("a1", "a2", "a3", "b1", "c1"):
-        assert queue.put(item[0], item)
+        assert queue.put(item[0], item) is None
     order = []
     while (taken := queue.take(lambda item: item)) is not None:
         order.append(taken[0])
@@ -231,7 +316,20 @@ def test_who_has_less_running_goes_first() -> None:
     taken = [queue.take(lambda item: item if item in free else None) for _ in range(3)]
     assert [item and item[0] for item in taken] == ["a1", "b2", "a2"]
     assert [*queue] == ["b1"]
-    assert not FairQueue(0).put("a", "a1")
+    assert FairQueue(0).put("a", "a1") == "a1"
+
+
+def test_a_tenant_that_fills_the_queue_makes_room_for_others() -> None:
+    """One tenant's waiting requests had every other tenant refused."""
+    queue: FairQueue[str] = FairQueue(4)
+    for item in ("a1", "a2", "a3", "a4"):
+        assert queue.put("a", item) is None
+    assert queue.put("a", "a5") == "a5"
+    assert queue.put("b", "b1") == "a4"
+    assert queue.put("b", "b2") == "a3"
+    assert queue.put("b", "b3") == "b3"  # the other one has not more waiting
+    assert queue.put("c", "c1") == "a2"
+    assert sorted(queue) == ["a1", "b1", "b2", "c1"]
 
 
 def load(served: Served, seconds: float, clients: int = 8) -> int:
@@ -306,6 +404,7 @@ def test_killed_while_it_streams(new_engine: NewEngine, tmp_path: Path) -> None:
     engine.adapter.model.save_pretrained(tmp_path / "model")
     engine.tokenizer.save_pretrained(tmp_path / "model")
     port = _free_port()
+    child = Served(f"http://127.0.0.1:{port}", FastAPI())
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "patchkv_agents.cli.main", "serve", str(tmp_path / "model")),
@@ -314,7 +413,6 @@ def test_killed_while_it_streams(new_engine: NewEngine, tmp_path: Path) -> None:
         ]
     )
     try:
-        child = Served(f"http://127.0.0.1:{port}", FastAPI())
         until(lambda: _is_healthy(child), within_s=60)
         first = ask(child, "Ann").recovery
         until(lambda: b'patchkv_threads{place="suspended"} 1.0' in _metrics(child))
@@ -324,6 +422,7 @@ def test_killed_while_it_streams(new_engine: NewEngine, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait(20)
+        child.closing.close()
     store = open_store(tmp_path / "kv")
     again = new_engine(store=store, history=SQLiteHistoryStore(tmp_path / "history.db"))
     with serving(again, store=store) as served:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from patchkv_agents.context import ThreadKey
+from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
 from patchkv_server.metrics import ServerMetrics
 
 from ..engine.models import tiny_engine
@@ -87,3 +91,24 @@ def test_names_of_policies_do_not_grow_without_bound():
 
 class _Plan:
     labels: list[int] = []
+
+
+def test_shadow_checks_are_shown():
+    shadow = Shadow(ShadowChecks(1.0), lambda ids, give_way: torch.tensor([0.0, 1.0]))
+    metrics = ServerMetrics()
+    assert "shadow" not in metrics.text().decode()
+    metrics.watch_shadow(shadow)
+    assert ("patchkv_shadow_first_token_kl_nats", "1") not in samples(metrics)
+    for logits in ([0.0, 1.0], [0.0, 1.0], [1.0, 0.0]):
+        shadow.offer(
+            ThreadKey("a-secret-thread", ""), "patchkv", np.arange(9), torch.tensor(logits)
+        )
+        shadow.flush()
+    found = samples(metrics)
+    outcomes = {
+        name[1]: value for name, value in found.items() if name[0] == "patchkv_shadow_checks_total"
+    }
+    assert outcomes == {"agreed": 2, "differed": 1, "dropped": 0, "failed": 0}
+    assert found["patchkv_shadow_first_token_kl_nats", "0.5"] == 0.0
+    assert found["patchkv_shadow_first_token_kl_nats", "1"] > 0.1
+    assert "secret" not in metrics.text().decode()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import httpx
 import pytest
 
 from patchkv_agents.checkpoint.stores import open_store
-from patchkv_agents.context import SQLiteHistoryStore, ThreadKey, render
+from patchkv_agents.context import ContextHistory, SQLiteHistoryStore, ThreadKey, render
 from patchkv_agents.context.explaining.causes import Cause
 from patchkv_agents.context.explaining.explain import explain
 from patchkv_agents.engine import Engine, Thread
@@ -22,6 +25,12 @@ from .conftest import NewEngine
 from .serving import MODEL, Served, serving, talk, until
 
 HINT = "Answer briefly, and only of what is in the shop. " * 12
+
+
+@pytest.fixture(scope="module")
+def served(new_engine: NewEngine) -> Iterator[Served]:
+    with serving(new_engine()) as served:
+        yield served
 
 
 def ask(served: Served, messages: Any, key: str = "none", **body: Any) -> dict[str, Any]:
@@ -116,6 +125,15 @@ def test_users_are_tenants_without_keys(new_engine: NewEngine) -> None:
         assert ask(served, talk("Ann"), user="a%2Fb")["cache_read"] == 0
         assert ask(served, talk("Ann"))["cache_read"] == 0
         assert ask(served, talk("Ann"), user="a/b")["cache_read"] > 0
+
+
+@pytest.mark.parametrize("name", ["x\"'<script>", " spaces around ", "a/../b", "Zoë 漢", " "])
+def test_names_of_threads(served: Served, name: str) -> None:
+    """A name of spaces made a header that could not be sent: no answer in that thread any more."""
+    messages = talk(f"Somebody {name}", 1)
+    for _ in range(2):
+        given = ask(served, messages, thread=name)["thread"]
+        assert given == name.strip() or not name.strip()
 
 
 def test_idle_threads_are_suspended(new_engine: NewEngine) -> None:
@@ -213,7 +231,10 @@ def explain_names_a_cause(served: Served, versions: Any) -> None:
 def test_owner_of_a_thread(new_engine: NewEngine) -> None:
     with serving(new_engine()) as served:
         owner = served.service.threads.owner_of
-        assert owner(ThreadKey("user-a%2Fb/name/with/slash")) == ("user-a/b", "name/with/slash")
+        assert owner(ThreadKey("serve/user-a%2Fb/name/with/slash")) == (
+            "user-a/b",
+            "name/with/slash",
+        )
 
 
 @pytest.mark.parametrize("broken", ["suspend", "sizes"])
@@ -247,7 +268,7 @@ def test_a_thread_that_cannot_be_dropped_is_free(
 ) -> None:
     failures: list[str] = []
     engine = new_engine()
-    table, _ = _table_of(engine, "ab", failures, most=1)
+    table, _ = _table_of(engine, "ab", failures)
 
     def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("broken")
@@ -264,18 +285,79 @@ def test_a_thread_that_cannot_be_dropped_is_free(
     assert set(table.places().values()) == {"stored"}  # the new one, of which there is nothing
 
 
+def _stored_table(path: Path, new_engine: NewEngine, most: int, failures: list[str]) -> Any:
+    """A table over a history file and a store, as at a server's start."""
+    store, history = open_store(path / "kv"), SQLiteHistoryStore(path / "history.db")
+    engine = new_engine(store=store, history=history)
+    table, _ = _table_of(engine, "", failures, most=most, has_store=True)
+    table.rediscover()
+    return engine, table
+
+
+def test_threads_beyond_the_limit_are_deleted_for_good(
+    new_engine: NewEngine, tmp_path: Path
+) -> None:
+    """What was given up stayed in the file, and the next start took all of it up again."""
+    failures: list[str] = []
+    engine, table = _stored_table(tmp_path, new_engine, 2, failures)
+    own = ContextHistory(SQLiteHistoryStore(tmp_path / "history.db"), thread="local/mine")
+    own.commit(talk("Zoe", 1))  # a program's own, in the same file
+    _answer(table, engine, "abc")
+    table.suspend_all()
+    assert table.fit(2**40) == 1
+    engine.flush()
+    (gone,) = {"serve/local/a", "serve/local/b", "serve/local/c"} - _known(engine)
+    assert gone == "serve/local/a"
+    assert engine.stored_thread(gone).versions() == []
+    assert engine.stored_thread("serve/local/b").versions() != []
+    again, fewer = _stored_table(tmp_path, new_engine, 1, failures)  # and with a smaller limit
+    assert {key.thread for key in fewer.places()} == {"serve/local/c"}
+    assert _known(again) == {"local/mine", "serve/local/c"}
+    assert failures == []
+
+
+def _known(engine: Engine) -> set[str]:
+    return {key.thread for key in engine.known_threads()}
+
+
+def test_an_unreadable_history_does_not_keep_others_from_being_found(
+    new_engine: NewEngine, tmp_path: Path
+) -> None:
+    failures: list[str] = []
+    engine, table = _stored_table(tmp_path, new_engine, 8, failures)
+    _answer(table, engine, "abc")
+    with closing(sqlite3.connect(tmp_path / "history.db")) as file, file:
+        changed = file.execute(
+            "UPDATE versions SET splices = 'x' WHERE key = (SELECT version FROM members JOIN "
+            "threads ON members.thread = threads.key WHERE threads.thread = 'serve/local/b')"
+        )
+        assert changed.rowcount == 1
+    engine, table = _stored_table(tmp_path, new_engine, 8, failures)
+    assert {key.thread for key in table.places()} == {"serve/local/a", "serve/local/c"}
+    assert failures == ["a stored history cannot be read and is left out"]
+    assert "serve/local/b" in _known(engine)
+
+
 def _request(name: str) -> ChatRequest:
     body = {"model": MODEL, "messages": talk(name, 1)}
     return read_request(body, tenant="local", thread=name, models=[MODEL], max_tokens=2)
 
 
 def _table_of(
-    engine: Engine, names: str, failures: list[str], *, most: int = 8
+    engine: Engine, names: str, failures: list[str], *, most: int = 8, has_store: bool = False
 ) -> tuple[threads.ThreadTable, list[str]]:
     """A table of threads that answered once, and their ids in the engine."""
     table = threads.ThreadTable(
-        engine, most=most, has_store=False, on_failure=lambda what, error: failures.append(what)
+        engine,
+        most=most,
+        has_store=has_store,
+        on_failure=lambda what, error: failures.append(what),
     )
+    return table, _answer(table, engine, names)
+
+
+def _answer(table: threads.ThreadTable, engine: Engine, names: str) -> list[str]:
+    """Let the threads of these names answer; their ids in the engine."""
     ids = []
     for name in names:
         request = _request(name)
@@ -287,4 +369,4 @@ def _table_of(
         if claim.source is not None:
             table.free(claim.source)
         ids.append(claim.entry.key.thread)
-    return table, ids
+    return ids

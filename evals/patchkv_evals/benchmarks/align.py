@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from patchkv_agents.alignment import Alignment, align
+from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
 from patchkv_agents.cli.console import plural
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery import RecoveryPolicy
@@ -65,9 +66,15 @@ def align_and_plan(config: AlignConfig, report: Report = silent) -> BenchResult:
 
 
 def planning(alignment: Alignment) -> Callable[[], RecoveryPlan]:
-    """The default policy's plan, where every old row is exact and received some attention."""
+    """The default policy's plan, where every old row is exact and received some attention.
+
+    A map of the old version's attention is there too, in case that the policy asks for one.
+    """
     tokens = alignment.tokens_old
-    scores = np.random.default_rng(0).random(tokens).astype(np.float32)
+    rng = np.random.default_rng(0)
+    scores = rng.random(tokens).astype(np.float32)
+    blocks = -(-tokens // MAP_BLOCK)
+    mass = np.tril(rng.random((blocks, blocks), dtype=np.float32))
     return partial(
         plan_recovery,
         alignment,
@@ -75,6 +82,7 @@ def planning(alignment: Alignment) -> Callable[[], RecoveryPlan]:
         origins=np.zeros(tokens, dtype=np.int16),
         available=np.ones(tokens, dtype=bool),
         scores=scores / scores.sum(),
+        block_map=BlockMap(MAP_BLOCK, mass / mass.sum(axis=1, keepdims=True)),
     )
 
 

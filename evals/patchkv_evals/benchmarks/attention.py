@@ -1,12 +1,13 @@
-"""What it costs to collect attention scores while a context is prefilled, by length.
+"""What it costs to collect attention while a context is prefilled, by length.
 
-Prefills with and without the capture run interleaved, from one set of token ids: the demo's
-episode. The time of the capture's own calls is taken too: for a share of a few percent it is the
-better figure where times scatter.
+Prefills without a capture, with one of scores, and with one of scores and the block map run
+interleaved, from one set of token ids: the demo's episode. The time of the captures' own calls is
+taken too: for a share of a few percent it is the better figure where times scatter.
 
-A point is one length: `tokens`, `prefill_ms` (capture off), `captured_ms`, each with
-`*_rounds_ms`, `overhead` (of the medians: captured / off - 1), `observe_share` (time inside of the
-capture's calls / prefill without it; null on a GPU, where calls only queue work).
+A point is one length: `tokens`, `prefill_ms` (no capture), `captured_ms` (scores), `mapped_ms`
+(scores and block map), each with `*_rounds_ms`; `overhead`, `mapped_overhead` (of the medians: with
+/ without - 1), `observe_share`, `mapped_share` (time inside of the capture's calls / prefill
+without it; null on a GPU, where calls only queue work).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
+from patchkv_agents.engine.map_capture import MAP_LAYERS, MapCapture
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_evals.benchmarks.contexts import demo_context
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
@@ -75,31 +77,44 @@ def attention(engine: Engine, config: AttentionConfig, report: Report = silent) 
 def _measure(engine: Engine, token_ids: IntArray, rounds: int) -> Point:
     adapter, tokens = engine.adapter, len(token_ids)
     everything = RowSet.of_range(0, tokens)
-    spent_ms: list[float] = []
+    spent_ms: dict[str, list[float]] = {"captured": [], "mapped": []}
 
     def prefill(capture: AttentionCapture | None) -> None:
         adapter.forward_rows(token_ids, everything, adapter.new_cache(tokens), capture=capture)
 
-    def captured() -> float:
-        capture = _TimedCapture(layers=sampled_layers(adapter.scored_layers), prior=None)
+    def captured(name: str) -> float:
+        layers = adapter.scored_layers
+        block_map = MapCapture(layers=sampled_layers(layers, MAP_LAYERS), prior=None)
+        capture = _TimedCapture(
+            layers=sampled_layers(layers),
+            prior=None,
+            block_map=block_map if name == "mapped" else None,
+        )
         capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
         taken = milliseconds(partial(prefill, capture), adapter.device)
-        spent_ms.append(capture.spent_ms)
+        spent_ms[name].append(capture.spent_ms)
         return taken
 
     actions: dict[str, Callable[[], float]] = {
-        "off": partial(milliseconds, partial(prefill, None), adapter.device),
-        "on": captured,
+        "prefill": partial(milliseconds, partial(prefill, None), adapter.device),
+        "captured": partial(captured, "captured"),
+        "mapped": partial(captured, "mapped"),
     }
     times = interleaved(actions, rounds)
-    off, on = timing("prefill", times["off"]), timing("captured", times["on"])
-    own_ms = median(spent_ms[-rounds:])
+    point = {"tokens": tokens}
+    for name in actions:
+        point |= timing(name, times[name])
+    on_cpu, prefill_ms = adapter.device.type == "cpu", point["prefill_ms"]
+    shares = {
+        name: median(spent[-rounds:]) / prefill_ms if on_cpu else None
+        for name, spent in spent_ms.items()
+    }
     return {
-        "tokens": tokens,
-        **off,
-        **on,
-        "overhead": on["captured_ms"] / off["prefill_ms"] - 1,
-        "observe_share": own_ms / off["prefill_ms"] if adapter.device.type == "cpu" else None,
+        **point,
+        "overhead": point["captured_ms"] / prefill_ms - 1,
+        "mapped_overhead": point["mapped_ms"] / prefill_ms - 1,
+        "observe_share": shares["captured"],
+        "mapped_share": shares["mapped"],
     }
 
 
@@ -107,6 +122,9 @@ COLUMNS = (
     Column("tokens", number("tokens")),
     Column("prefill ms", spread("prefill")),
     Column("with capture ms", spread("captured")),
+    Column("with block map ms", spread("mapped")),
     Column("overhead", number("overhead", "+.1%")),
+    Column("with map", number("mapped_overhead", "+.1%")),
     Column("inside the capture", number("observe_share", ".2%")),
+    Column("inside, with map", number("mapped_share", ".2%")),
 )

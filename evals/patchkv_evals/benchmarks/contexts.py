@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchkv_agents.alignment import align
-from patchkv_agents.cli.episode import EDIT_POSITION, build_episode
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.errors import InputError
+from patchkv_agents.profiling.episode import EDIT_POSITION, build_episode
 from patchkv_agents.ranges import IntArray
 from patchkv_evals.datasets import load_rows
-from patchkv_evals.episodes import EpisodeSpec, PassagePool, RenderedCounter, build_episodes
+from patchkv_evals.episodes import (
+    KINDS,
+    EpisodeSpec,
+    PassagePool,
+    RenderedCounter,
+    build_episodes,
+)
 from patchkv_evals.errors import EpisodeError
 
 if TYPE_CHECKING:
@@ -37,11 +43,13 @@ class EditedContext:
     Attributes:
         name: of the context.
         old, new: token ids, int64 `[tokens]`.
+        row: of the data set from which it is made; empty for the demo's.
     """
 
     name: str
     old: IntArray
     new: IntArray
+    row: str = ""
 
     @property
     def edit(self) -> tuple[int, int]:
@@ -135,6 +143,40 @@ def spliced_context(
     return EditedContext("demo, spliced", old, new)
 
 
+def check_data(data: str | None, dataset: str | None, edits: Sequence[str] = ()) -> None:
+    """Check what contexts are to be made of.
+
+    Raises:
+        InputError: a file of rows is given without the name of its data set, or the name without
+            a file; or there is no such kind of edit.
+    """
+    if (data is None) != (dataset is None):
+        raise InputError("--data and --dataset belong together: give both, or neither")
+    for edit in edits:
+        if edit not in KINDS:
+            raise InputError(f"there is no kind '{edit}' of edits: use {', '.join(KINDS)}")
+
+
+def edited_contexts(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    tokens: int,
+    data: str | None,
+    dataset: str | None,
+    edit: Any,
+    limit: int,
+) -> Sequence[EditedContext]:
+    """Episodes of `limit` rows, of an edit's kind; without a file of rows, the demo's episode.
+
+    Raises:
+        InputError, DataError, EpisodeError: see `demo_context` and `row_contexts`.
+    """
+    if data is None or dataset is None:
+        return [demo_context(tokenizer, tokens)]
+    spec = EpisodeSpec(edit, tokens=tokens)
+    return row_contexts(tokenizer, Path(data), dataset, spec=spec, limit=limit)
+
+
 def row_contexts(
     tokenizer: PreTrainedTokenizerBase,
     data: Path,
@@ -160,6 +202,7 @@ def row_contexts(
             episode.id,
             _token_ids(tokenizer, episode.old.context),
             _token_ids(tokenizer, episode.new.context),
+            episode.provenance.row_id,
         )
         for episode in found.episodes
     ]

@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from patchkv_agents.baselines import first_token_kl
 from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
+from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray, RowSet
-from patchkv_evals.benchmarks.contexts import demo_context
+from patchkv_evals.benchmarks.contexts import check_data, demo_context
 from patchkv_evals.benchmarks.format_candidates import KEYS, VALUES, Candidate
 from patchkv_evals.benchmarks.results import BenchResult, Column, number
 from patchkv_evals.benchmarks.synthetic import block_ranges
@@ -67,8 +67,7 @@ class FormatsConfig:
     model: str = "smollm2"
 
     def __post_init__(self) -> None:
-        if (self.data is None) != (self.dataset is None):
-            raise InputError("--data and --dataset belong together: give both, or neither")
+        check_data(self.data, self.dataset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

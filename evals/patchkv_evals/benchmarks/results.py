@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchkv_agents.provenance import command_line, created, versions
 from patchkv_evals.benchmarks.timing import Point
-from patchkv_evals.provenance import SCHEMA, command_line, created, machine, versions
+from patchkv_evals.provenance import SCHEMA, machine
 
 
 @dataclass(frozen=True, slots=True)

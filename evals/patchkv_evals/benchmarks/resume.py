@@ -24,8 +24,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from patchkv_agents.baselines import first_token_kl, method
+from patchkv_agents.baselines import method
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.adapter import ModelAdapter
 from patchkv_agents.engine.resumed import Resumed

@@ -25,10 +25,10 @@ from functools import partial
 from patchkv_agents.checkpoint import Checkpoint, CheckpointKey
 from patchkv_agents.checkpoint.stores import CheckpointStore, open_store
 from patchkv_agents.errors import CheckpointError
+from patchkv_agents.provenance import without_passwords
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
 from patchkv_evals.benchmarks.synthetic import MIXES, RowShape, checkpoint_of
 from patchkv_evals.benchmarks.timing import Point, Report, interleaved, silent, timing
-from patchkv_evals.provenance import without_passwords
 
 STORED = ("native", "f16", "mixed")
 

@@ -9,7 +9,9 @@ from typing import Literal, get_args
 from patchkv_agents.context import Conversation, Edit
 from patchkv_evals.errors import EpisodeError
 
-EpisodeKind = Literal["refresh", "flip", "clear", "summarize", "revise_plan", "multi", "chain"]
+EpisodeKind = Literal[
+    "refresh", "flip", "flip_noted", "clear", "summarize", "revise_plan", "multi", "chain"
+]
 KINDS: tuple[EpisodeKind, ...] = get_args(EpisodeKind)
 
 SummaryKind = Literal["lossless", "lossy"]
@@ -24,6 +26,8 @@ class EpisodeSpec:
 
             - `refresh`: missing or stale evidence is replaced by the gold passage;
             - `flip`: the answer's name is replaced by another one in the evidence;
+            - `flip_noted`: the same, and a note behind it names the answer to come as a guess that
+              the evidence is to decide: refuted in the old version, right in the new one;
             - `clear`: results of earlier searches are replaced by a placeholder;
             - `summarize`: several steps are replaced by an extractive summary;
             - `revise_plan`: the plan is rewritten;

@@ -24,7 +24,7 @@ from patchkv_evals.episodes.sources import PassagePool, Sources, excerpt, source
 from patchkv_evals.episodes.substitution import Substitution, choose, forms, uses_surname
 from patchkv_evals.text import flat, mentions
 
-FLIPS = ("flip", "chain")
+FLIPS = ("flip", "flip_noted", "chain")
 PLANS = ("revise_plan", "multi", "chain")
 REFRESHES = ("refresh", "multi", "chain")
 
@@ -156,7 +156,7 @@ class _Gatherer:
     def block(self, evidence: Find) -> list[Find]:
         """The steps that are edited."""
         kind = self._spec.kind
-        if kind in ("refresh", "flip"):
+        if kind in ("refresh", "flip", "flip_noted"):
             return [evidence]
         if kind == "clear":
             return self._of_size(_CLEARED, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from patchkv_agents.context import EditKind
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes.episode import EpisodeSpec
-from patchkv_evals.episodes.finds import script
+from patchkv_evals.episodes.finds import guess, noted, script
 from patchkv_evals.episodes.fitting import Choice
 from patchkv_evals.episodes.parts import PLANS, REFRESHES, Parts
 from patchkv_evals.episodes.revisions import (
@@ -23,6 +23,7 @@ from patchkv_evals.episodes.revisions import (
 from patchkv_evals.episodes.script import Script
 
 _EDITS = {
+    "flip_noted": ("flip",),
     "multi": ("revise_plan", "clear", "refresh"),
     "chain": ("refresh", "clear", "flip", "revise_plan", "summarize"),
 }
@@ -81,6 +82,10 @@ class Versions:
             after.insert(round(parts.places[0] * len(after)), parts.evidence)
         finds = [*before, *parts.block, *after]
         made = script(self._row.question, finds, spec.seed)
+        if spec.kind == "flip_noted":
+            assert parts.flip is not None
+            later = after[len(after) // 2].key if after else None
+            made = noted(made, later, guess(parts.evidence, self._row.question, parts.flip.new[0]))
         planner = len(before) if spec.kind in PLANS else 0
         ahead = [made.step(find.key) for find in finds[planner:]]
         size = spec.edit_tokens if spec.kind == "revise_plan" else None

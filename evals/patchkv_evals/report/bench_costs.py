@@ -1,4 +1,4 @@
-"""`patchkv bench align`, `plan` and `attention`: what recovery costs besides computing rows."""
+"""`patchkv bench align`, `plan`, `attention`, `packing`: costs beside one thread's own rows."""
 
 from __future__ import annotations
 
@@ -82,15 +82,19 @@ def align_blocks(bench: Bench, name: str) -> list[Block]:
 
 
 def attention_blocks(bench: Bench, name: str) -> list[Block]:
-    """What capturing attention scores adds to a prefill."""
-    overhead = tuple(plain(point, "overhead", point["tokens"], scale=100) for point in bench.points)
-    lines = [Line(series_style(0, "capture on − capture off"), overhead)]
-    inside = [point for point in bench.points if point.get("observe_share") is not None]
-    if inside:
-        shares = tuple(
-            plain(point, "observe_share", point["tokens"], scale=100) for point in inside
-        )
-        lines.append(Line(series_style(1, "inside capture's own calls"), shares))
+    """What capturing attention scores, and the block map, adds to a prefill."""
+    named = {
+        "overhead": "scores: capture on − capture off",
+        "observe_share": "scores: inside capture's own calls",
+        "mapped_overhead": "scores and block map: on − off",
+        "mapped_share": "scores and block map: inside own calls",
+    }
+    lines: list[Line] = []
+    for key, label in named.items():  # runs of before there was a map lack its figures
+        inside = [point for point in bench.points if point.get(key) is not None]
+        if inside:
+            values = tuple(plain(point, key, point["tokens"], scale=100) for point in inside)
+            lines.append(Line(series_style(len(lines), label), values))
     chart = Chart(_TOKENS, "% of a prefill", tuple(lines), "values", reference=0.0)
     picture = chart_picture(
         name,
@@ -104,10 +108,60 @@ def attention_blocks(bench: Bench, name: str) -> list[Block]:
             f"{point['tokens']:,}",
             timed_text(point, "prefill"),
             timed_text(point, "captured"),
-            numbers.percent(point["overhead"]),
-            numbers.percent(point.get("observe_share")),
+            *(numbers.percent(point.get(key)) for key in named),
         )
         for point in bench.points
     ]
-    headers = ("tokens", "prefill [range]", "with capture [range]", "overhead", "inside capture")
+    headers = (
+        "tokens",
+        "prefill [range]",
+        "with capture [range]",
+        "overhead",
+        "inside capture",
+        "overhead with block map",
+        "inside with map",
+    )
     return [picture, table(headers, rows)]
+
+
+def packing_blocks(bench: Bench, name: str) -> list[Block]:
+    """Rows of several threads in turn and in one call: times and what one call could gain."""
+    threads = bench.config["threads"]
+    sides = (("in_turn", f"{threads} threads in turn"), ("packed", "all in one call"))
+    times = tuple(
+        Line(
+            series_style(index, label),
+            tuple(timed(point, key, point["rows"]) for point in bench.points),
+        )
+        for index, (key, label) in enumerate(sides)
+    )
+    gains = tuple(plain(point, "gain", point["rows"]) for point in bench.points)
+    rows = "rows of each thread (log)"
+    charts = [
+        Chart(rows, "ms (log)", times, "log", "log"),
+        Chart(
+            rows,
+            "in turn / in one call",
+            (Line(series_style(2, "gain"), gains),),
+            "log",
+            reference=1.0,
+        ),
+    ]
+    words = "; ".join(f"{point['rows']} rows: {point['gain']:.2f} times" for point in bench.points)
+    picture = chart_picture(
+        name,
+        f"What packing the rows of {threads} threads into one call could gain, at most. {words}",
+        f"{_RANGES} The gain is an upper bound: what attention costs more in pieces is left out.",
+        charts,
+    )
+    cells = [
+        (
+            f"{point['rows']:,}",
+            timed_text(point, "in_turn"),
+            timed_text(point, "packed"),
+            numbers.times(point["gain"]),
+        )
+        for point in bench.points
+    ]
+    headers = ("rows of each thread", "in turn [range]", "in one call [range]", "gain, at most")
+    return [picture, table(headers, cells)]

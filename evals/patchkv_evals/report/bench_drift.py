@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from patchkv_agents.cli.console import plural
-from patchkv_evals.estimates import quantiles
+from patchkv_agents.estimates import quantiles
 from patchkv_evals.report.blocks import Block, Table, table
 from patchkv_evals.report.charts import Chart, Dot, Line, chart_picture
 from patchkv_evals.report.methods import series_style

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from patchkv_evals.errors import DataError
-from patchkv_evals.report.bench_costs import align_blocks, attention_blocks, plan_blocks
+from patchkv_evals.report.bench_analyses import selection_blocks, sensitivity_blocks
+from patchkv_evals.report.bench_costs import (
+    align_blocks,
+    attention_blocks,
+    packing_blocks,
+    plan_blocks,
+)
 from patchkv_evals.report.bench_drift import drift_blocks
 from patchkv_evals.report.bench_resume import resume_blocks
 from patchkv_evals.report.bench_storage import formats_blocks, restore_blocks, store_blocks
@@ -23,9 +29,12 @@ _KINDS: dict[str, tuple[str, Make]] = {
     "restore": ("Payload and restore time by format", restore_blocks),
     "formats": ("Storage formats: bytes and divergence", formats_blocks),
     "drift": ("Drift against distance", drift_blocks),
+    "selection": ("What more blocks bring, by the rule that chooses them", selection_blocks),
+    "sensitivity": ("Blocks whose precision matters", sensitivity_blocks),
     "plan": ("Planning", plan_blocks),
     "align": ("Alignment", align_blocks),
     "attention": ("Overhead of attention scores", attention_blocks),
+    "packing": ("Rows of several threads in one call", packing_blocks),
     "store": ("Saving and loading checkpoints", store_blocks),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchkv_agents.cli.console import plural
-from patchkv_evals.estimates import quantiles
+from patchkv_agents.estimates import quantiles
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, table
 from patchkv_evals.report.charts import Bars, Chart, Dot, Line, bars_picture, chart_picture

@@ -10,8 +10,8 @@ from typing import Any
 
 from patchkv_agents import __version__
 from patchkv_agents.cli.console import plural
+from patchkv_agents.provenance import created
 from patchkv_evals.errors import ReportError
-from patchkv_evals.provenance import created
 from patchkv_evals.report.bench_sections import bench_order, bench_section
 from patchkv_evals.report.blocks import Block, Command, Section, Text
 from patchkv_evals.report.eval_sections import model_section

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from patchkv_evals.estimates import quantiles
+from patchkv_agents.estimates import quantiles
 from patchkv_evals.report.blocks import Picture
 from patchkv_evals.report.methods import MethodStyle, in_order, style_of
 from patchkv_evals.report.style import (

@@ -49,11 +49,13 @@ def _head(runs: Sequence[Evaluated]) -> list[Block]:
     edits = dict.fromkeys(record["edit"] for record in records)
     rows = {(record["dataset"], record["row"]) for record in records}
     lengths = [record["tokens_new"] for record in records]
+    profile = config.get("profile_sha256")
     return [
         Text(
             f"{plural(len(rows), 'row')} of {', '.join(datasets)}, edited by {', '.join(edits)}; "
             f"contexts of {min(lengths):,} to {max(lengths):,} tokens. Weights "
             f"{config['fingerprint']}."
+            + (f" Methods from the profile with policies {profile[:16]}." if profile else "")
         )
     ]
 

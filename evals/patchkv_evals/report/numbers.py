@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from patchkv_evals.estimates import Interval
+from patchkv_agents.estimates import Interval
 
 NONE = "–"
 MINUS = "−"

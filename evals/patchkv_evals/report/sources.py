@@ -117,12 +117,13 @@ def _read_bench(path: Path) -> Bench:
 
 
 def _by_model(runs: Iterable[Run]) -> tuple[ModelRuns, ...]:
-    """Runs of the same weights and number format on the same machine; others never mix."""
+    """Runs of the same weights, number format and profile on the same machine; others never mix."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         config = run.config
         machine = json.dumps(config["machine"], sort_keys=True)
-        key = config["model"], config["fingerprint"], config["dtype"], machine
+        weights = config["model"], config["fingerprint"], config["dtype"]
+        key = *weights, config.get("profile_sha256"), machine
         groups.setdefault(key, []).append(run)
     return tuple(ModelRuns(tuple(_titled(own)), pool(own)[0]) for own in groups.values())
 

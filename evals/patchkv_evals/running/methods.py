@@ -101,7 +101,8 @@ class MethodRuns:
         self._policies = {FULL_PREFILL: RecoveryPolicy.exact(), **policies}
         self._rounds = rounds
         self._answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-        self._states = SharedStates(engine, answer_tokens=self._answer_tokens)
+        maps = any(policy.selection.needs_map for policy in policies.values())
+        self._states = SharedStates(engine, answer_tokens=self._answer_tokens, maps=maps)
 
     def close(self) -> None:
         """Give up all states, as between rows."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from patchkv_agents.estimates import Interval, bootstrap_mean, paired_difference, paired_ratio
 from patchkv_evals.errors import DataError
-from patchkv_evals.estimates import Interval, bootstrap_mean, paired_difference, paired_ratio
 from patchkv_evals.running.results import Record, Run
 from patchkv_evals.running.spec import FULL_PREFILL
 
@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """All runs of one model.
+    """All runs of one model with methods from one profile, or from none.
 
     Attributes:
         model, fingerprint: which.
@@ -113,11 +113,12 @@ class Pooled:
 
 
 def pool(runs: Iterable[Run]) -> tuple[Pooled, ...]:
-    """Compare the methods of some runs, model by model."""
-    by_model: dict[str, list[Run]] = {}
+    """Compare the methods of some runs, model by model; those from different profiles never mix."""
+    groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in runs:
-        by_model.setdefault(run.config["fingerprint"], []).append(run)
-    return tuple(_pooled(tuple(own)) for own in by_model.values())
+        key = run.config["fingerprint"], run.config.get("profile_sha256")
+        groups.setdefault(key, []).append(run)
+    return tuple(_pooled(tuple(own)) for own in groups.values())
 
 
 def _pooled(runs: tuple[Run, ...]) -> Pooled:

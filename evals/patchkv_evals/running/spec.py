@@ -10,10 +10,11 @@ from typing import Any
 
 from patchkv_agents.baselines import method_names
 from patchkv_agents.engine import Engine
+from patchkv_agents.provenance import command_line, created, versions
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import EpisodeKind, EpisodeSpec
 from patchkv_evals.errors import DataError
-from patchkv_evals.provenance import SCHEMA, command_line, created, machine, versions
+from patchkv_evals.provenance import SCHEMA, machine
 
 FULL_PREFILL = "full_prefill"
 """The reference: always runs, and is no method to choose."""
@@ -46,6 +47,8 @@ class RunSpec:
         max_new_tokens: of each answer; at least 16 are generated.
         data: where the rows come from, as results show it.
         data_sha256: of the data, so that a folder is only gone on with on the same.
+        profile_sha256: of the policies of the profile that methods were made from, likewise; None
+            where there was none.
     """
 
     dataset: str
@@ -59,6 +62,7 @@ class RunSpec:
     max_new_tokens: int = 24
     data: str | None = None
     data_sha256: str | None = None
+    profile_sha256: str | None = None
 
     def __post_init__(self) -> None:
         for edit in self.edits:
@@ -82,6 +86,7 @@ class RunSpec:
             "dataset": self.dataset,
             "data": self.data,
             "data_sha256": self.data_sha256,
+            "profile_sha256": self.profile_sha256,
             "edits": list(self.edits),
             "methods": [FULL_PREFILL, *methods],
             "model": self.model,

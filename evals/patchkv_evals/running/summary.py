@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from patchkv_evals.estimates import summary
+from patchkv_agents.estimates import summary
 
 
 def summarise(

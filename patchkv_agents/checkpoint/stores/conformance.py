@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.extents import Extent
 from patchkv_agents.checkpoint.key import CheckpointKey
@@ -77,11 +78,14 @@ def sample_checkpoint(payloads: Sequence[Payload], seed: int = 0) -> Checkpoint:
     for payload in payloads:
         extents.append(Extent(payload, 0, payload.rows, position))
         position += payload.rows
+    blocks = -(-tokens // MAP_BLOCK)
+    mass = np.tril(rng.random((blocks, blocks), dtype=np.float32))
     return Checkpoint(
         token_ids=rng.integers(0, 50_000, tokens),
         origins=rng.integers(-4, 5, tokens).astype(np.int16),
         scores=rng.random(tokens, dtype=np.float32),
         extents=tuple(extents),
+        block_map=BlockMap(MAP_BLOCK, mass.astype(np.float16).astype(np.float32)),
     )
 
 
@@ -91,6 +95,10 @@ def assert_same(one: Checkpoint | None, other: Checkpoint | None) -> None:
     for name in ("token_ids", "origins", "scores"):
         first, second = getattr(one, name), getattr(other, name)
         assert first.dtype == second.dtype and np.array_equal(first, second), name
+    first, second = one.block_map, other.block_map
+    assert (first is None) == (second is None)
+    if first is not None and second is not None:
+        assert first.block_size == second.block_size and np.array_equal(first.mass, second.mass)
     assert len(one.extents) == len(other.extents)
     partner: dict[Payload, Payload] = {}
     for a, b in zip(one.extents, other.extents, strict=True):

@@ -16,7 +16,7 @@ class Layout:
 
     Attributes:
         text: the text.
-        controls: the template's control tokens in it.
+        controls: the template's control tokens in it, in order.
         opener: the control token with which a turn begins, e.g. `<|im_start|>`; None if unknown.
         prompt_start: first character of the generation prompt; the text's length without one.
     """
@@ -96,7 +96,8 @@ def _before_tools(layout: Layout, previous: int, border: int, tools: Sequence[in
 
 def _border(layout: Layout, start: int, stop: int) -> int:
     """Where, in the template's text between two pieces of content, the second message begins."""
-    controls = [c for c in layout.controls if start <= c[0] and c[1] <= stop]
+    first, last = (bisect_left(layout.controls, (end,)) for end in (start, stop))
+    controls = [c for c in layout.controls[first:last] if c[1] <= stop]
     opener = layout.opener
     turns = [c for c in controls if layout.text[c[0] : c[1]].strip() == opener]
     if turns:

@@ -144,11 +144,13 @@ def test_the_overhead_of_the_capture_comes_from_its_own_rounds(engine):
     (point,) = result.points
     assert set(point) == {
         "tokens", "prefill_ms", "prefill_rounds_ms", "captured_ms", "captured_rounds_ms",
-        "overhead", "observe_share",
+        "mapped_ms", "mapped_rounds_ms",
+        "overhead", "observe_share", "mapped_overhead", "mapped_share",
     }  # fmt: skip
-    assert len(point["captured_rounds_ms"]) == 3
+    assert len(point["captured_rounds_ms"]) == len(point["mapped_rounds_ms"]) == 3
     assert point["overhead"] == pytest.approx(point["captured_ms"] / point["prefill_ms"] - 1)
-    assert 0 < point["observe_share"] < 1
+    assert point["mapped_overhead"] == pytest.approx(point["mapped_ms"] / point["prefill_ms"] - 1)
+    assert 0 < point["observe_share"] < 1 and 0 < point["mapped_share"]
 
 
 def test_packing_runs_the_same_number_of_rows_in_turn_and_at_once(engine, monkeypatch):

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from patchkv_evals import provenance
+from patchkv_agents import provenance
 from patchkv_evals.benchmarks.fits import power_law
 from patchkv_evals.benchmarks.results import BenchResult, number, spread
 from patchkv_evals.benchmarks.timing import Steps, interleaved, timing
 from patchkv_evals.errors import DataError
+from patchkv_evals.provenance import machine
 
 
 def test_a_power_law_is_found_where_there_is_one():
@@ -81,7 +82,7 @@ def test_a_document_says_where_its_figures_come_from(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert document["command"] == "patchkv bench plan --out 'a b'"
     assert document["versions"] == provenance.versions()
-    assert document["machine"] == provenance.machine()
+    assert document["machine"] == machine()
     assert set(document["machine"]) == {"cpu", "threads", "device"}
     assert document["points"] == [{"x": 1}]
     assert "fits" in BenchResult("resume", {}, [], fits=[{"exponent": 1.0}]).document()

@@ -249,6 +249,56 @@ def drift_points() -> list[dict[str, Any]]:
     return points
 
 
+def selection_points() -> list[dict[str, Any]]:
+    """Points of `patchkv bench selection`: rules that lower the divergence by known factors."""
+    rng = np.random.default_rng(4)
+    factors = {"none": 0.2, "base": 1.0, "attention": 3.0, "random": 1.1, "low_attention": 0.98}
+    points = []
+    for row in range(6):
+        for edit in ("refresh", "flip"):
+            kl = 0.003 * rng.lognormal(0, 0.5)
+            for rule, factor in factors.items():
+                for draw in range(2 if rule == "random" else 1):
+                    points.append(
+                        {
+                            "context": f"{edit}-{row}",
+                            "row": f"row-{row}",
+                            "edit": edit,
+                            "rule": rule,
+                            "draw": draw,
+                            "tokens": 1500,
+                            "budget": 2,
+                            "blocks": 2,
+                            "rows": 64,
+                            "repair_ratio": 0.02 if rule == "none" else 0.1,
+                            "kl": float(kl / factor * rng.lognormal(0, 0.1)),
+                            "first_kl": float(kl),
+                            "exact_continuation": bool(row % 3 or rule == "attention"),
+                        }
+                    )
+    return points
+
+
+def sensitivity_points() -> list[dict[str, Any]]:
+    """Points of `patchkv bench sensitivity`: the last of 20 blocks has most of the divergence."""
+    rng = np.random.default_rng(5)
+    points: list[dict[str, Any]] = []
+    for context in range(3):
+        kl = [1e-3 if block == 19 else 1e-5 * rng.random() for block in range(20)]
+        shares = {"top_kl": 0.85, "top_risk": 0.4, "top_attention": 0.35, "top_error": 0.1}
+        ranks = {"rank_risk": 0.5, "rank_attention": 0.45, "rank_error": None}
+        sums = {"total_kl": sum(kl), "joint_kl": 2e-3, "answer_tokens": 16, **shares, **ranks}
+        about = {"context": f"row-{context}", "tokens": 641}
+        points.append({"kind": "context", **about, "blocks": 20, **sums})
+        for block in range(20):
+            figures = {name: float(rng.random()) for name in ("risk", "attention", "error")}
+            place = {"place": (block + 0.5) / 20, "kl": kl[block], "first_kl": kl[block]}
+            points.append(
+                {"kind": "block", **about, "tokens": 32, "scored": block < 19, **place, **figures}
+            )
+    return points
+
+
 def other_benches(folder: Path) -> None:
     """All benchmarks but `resume`."""
     rng = np.random.default_rng(3)
@@ -304,6 +354,20 @@ def other_benches(folder: Path) -> None:
     )
     write_bench(folder, "formats", formats)
     write_bench(folder, "drift", drift_points())
+    settings = {"model": "smollm2", "window": 32, "tail": 64, "budget": 0.05}
+    write_bench(folder, "selection", selection_points(), config=settings)
+    settings = {"model": "smollm2", "format": "k8v4"}
+    write_bench(folder, "sensitivity", sensitivity_points(), config=settings)
+    packing = [
+        {
+            "rows": rows,
+            **timing("in_turn", ms * gain, rng),
+            **timing("packed", ms, rng),
+            "gain": gain,
+        }
+        for rows, ms, gain in ((1, 25.0, 2.1), (64, 210.0, 1.2), (500, 1500.0, 0.99))
+    ]
+    write_bench(folder, "packing", packing, config={"model": "smollm2", "threads": 4})
     lengths = (1000, 2000, 4000, 8000, 16000)
     steps = {
         "aggregation": 0.4,
@@ -336,8 +400,11 @@ def other_benches(folder: Path) -> None:
             "tokens": tokens,
             **timing("prefill", tokens * 1.2, rng),
             **timing("captured", tokens * 1.22, rng),
+            **timing("mapped", tokens * 1.25, rng),
             "overhead": float(rng.normal(0.018, 0.012)),
+            "mapped_overhead": float(rng.normal(0.04, 0.012)),
             "observe_share": 0.011,
+            "mapped_share": 0.036,
         }
         for tokens in lengths[:4]
     ]

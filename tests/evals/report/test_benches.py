@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from patchkv_evals.report import write_report
+from patchkv_evals.report.bench_analyses import _concentration
 from patchkv_evals.report.bench_sections import bench_order
 from patchkv_evals.report.charts import Chart, Dot, Line, chart_picture
 from patchkv_evals.report.methods import _STYLES, in_order, series_style, style_of
@@ -21,7 +22,10 @@ from patchkv_evals.report.style import DARK, KL_FLOOR, LIGHT, drawn_kl
 from .page import Page
 from .synthetic import other_benches, resume_points, write_bench
 
-KINDS = ("restore", "formats", "drift", "plan", "align", "attention", "store")
+KINDS = (
+    "restore", "formats", "drift", "selection", "sensitivity", "plan", "align", "attention",
+    "packing", "store",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def points_of(folder: Path, name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", [*KINDS, "resume-attention", "resume-precision"])
 def test_each_kind_has_a_section_with_its_figure(kind, benches, page):
     tables = page.in_section(f"bench-{kind}")
-    assert tables and all(len(row) == len(t.rows[0]) for t in tables for row in t.rows)
+    assert tables and all(len(row) in (1, len(t.rows[0])) for t in tables for row in t.rows)
     assert f"bench-{kind}.json" in page.text
     figure = benches / "report-figures" / f"bench-{kind}.png"
     if kind == "store":
@@ -89,6 +93,48 @@ def test_drift_is_summed_up_by_distance(benches, page):
     assert cells[2] == str(len(own))
     assert float(cells[3]) == pytest.approx(np.median([p["value_drift"] for p in own]), abs=1e-4)
     assert float(cells[6]) == pytest.approx(np.median([p["key_cosine"] for p in own]), abs=1e-4)
+
+
+def test_selection_shows_gains_against_the_base_for_each_kind_of_edit(benches, page):
+    (table,) = page.in_section("bench-selection")
+    titles = [row[0] for row in table.rows if len(row) == 1]
+    assert titles == ["all edits", "refresh", "flip"]
+    points = points_of(benches, "selection")
+    by_rule = {
+        rule: [p["kl"] for p in points if p["rule"] == rule] for rule in ("base", "attention")
+    }
+    ratio = np.exp(np.mean(np.log(by_rule["base"])) - np.mean(np.log(by_rule["attention"])))
+    row = next(row for row in table.rows if row[0] == "+ most attended")
+    assert row[1] == "12" and row[4].startswith(f"{ratio:.2f} [")
+    assert row[5] == "100 %" and row[6].startswith("+33.3 [")
+    assert "Only 12 contexts" in page.text
+
+
+def test_sensitivity_shows_how_concentrated_the_divergence_is(benches, page):
+    (table,) = page.in_section("bench-sensitivity")
+    assert [row[0] for row in table.rows[1:]] == ["row-0", "row-1", "row-2"]
+    assert table.rows[1][5] == "85 %" and table.rows[1][-1] == "–"
+    assert any("tenth has 85%" in (image["alt"] or "") for image in page.images)
+    assert (benches / "report-figures" / "bench-sensitivity-place.png").exists()
+
+
+def test_the_curve_starts_with_the_largest_and_reaches_all():
+    blocks = [
+        {"kl": kl, "risk": risk, "scored": kl != 1.0}
+        for kl, risk in ((3.0, 1.0), (1.0, 2.0), (0.0, 3.0))
+    ]
+    own = {dot.x: dot.y for dot in _concentration([blocks], "kl")}
+    assert own[0.0] == 0 and own[100.0] == 100
+    assert own[50.0] == pytest.approx(87.5)  # half way between the first and the second
+    # What is not scored comes first, then the risky block without any divergence.
+    by_risk = {dot.x: dot.y for dot in _concentration([blocks], "risk")}
+    assert by_risk[50.0] == pytest.approx(25.0) and by_risk[100.0] == 100
+
+
+def test_packing_has_its_gain_in_words_and_figures(benches, page):
+    (table,) = page.in_section("bench-packing")
+    assert [row[-1] for row in table.rows[1:]] == ["2.10 ×", "1.20 ×", "0.99 ×"]
+    assert any("64 rows: 1.20 times" in (image["alt"] or "") for image in page.images)
 
 
 def test_the_published_sweep_comes_first_and_kinds_in_order(benches, tmp_path):

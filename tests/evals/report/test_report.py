@@ -14,8 +14,8 @@ import pytest
 from matplotlib.image import imread
 
 from patchkv_agents.cli.main import main
+from patchkv_agents.estimates import Interval
 from patchkv_evals.errors import DataError, ReportError
-from patchkv_evals.estimates import Interval
 from patchkv_evals.report import Written, write_report
 from patchkv_evals.report.methods import style_of
 from patchkv_evals.report.targets import _frontier

@@ -116,6 +116,12 @@ def test_runs_are_pooled_by_model_and_an_episode_counts_once() -> None:
     assert pools[0].methods["patchkv"].speedups["prefix_cache"].estimate == pytest.approx(4.8)
 
 
+def test_methods_of_different_profiles_are_not_pooled() -> None:
+    runs = [run_of(rows(TIMES), name, profile_sha256=name) for name in ("a", "b", "a")]
+    pools = pool([*runs, run_of(rows(TIMES))])  # the last one is without
+    assert [(len(p.runs), p.methods["patchkv"].n) for p in pools] == [(2, 3), (1, 3), (1, 3)]
+
+
 def test_the_same_episode_at_another_length_is_another_one() -> None:
     runs = run_of(rows(TIMES)), run_of(rows(TIMES), "long", tokens=4000)
     assert only(*runs).methods["patchkv"].n == 6

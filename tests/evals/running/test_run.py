@@ -29,7 +29,11 @@ from patchkv_evals.running.methods import MethodRuns
 from tests.engine.models import tiny_engine
 from tests.evals.samples import ROWS
 
-SPEC = RunSpec("hotpotqa", "tiny", edits=("refresh", "flip"), limit=1, tokens=700)
+SPEC = RunSpec(
+    "hotpotqa", "tiny", edits=("refresh", "flip"), limit=1, tokens=700, max_new_tokens=16
+)
+CHAIN_TOKENS = 1000
+CHAIN = replace(SPEC, edits=("chain",), tokens=CHAIN_TOKENS)
 METHODS = ("prefix_cache", "patchkv")
 
 
@@ -93,10 +97,9 @@ def test_prefix_cache_is_a_full_prefill_in_less_time(finished: Run) -> None:
             assert metrics["answer_margin_recovery"] in (None, pytest.approx(1, abs=1e-3))
 
 
-def test_each_context_is_prefilled_once(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It serves all methods, and all edits that begin or end with it, as those of a chain do."""
+@pytest.fixture(scope="module")
+def chained(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any]]:
+    """A flip and a chain of one row, and the contexts that were prefilled. Not to be changed."""
     cold = []
     resume = SharedStates.resume
 
@@ -105,15 +108,23 @@ def test_each_context_is_prefilled_once(
             cold.append(context)
         return resume(self, origin, context, *args, **options)
 
-    monkeypatch.setattr(SharedStates, "resume", counted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedStates, "resume", counted)
+        spec = replace(CHAIN, edits=("flip", "chain"))
+        outcome = start(engine, tmp_path_factory.mktemp("chained"), spec=spec)
+    return outcome.run, cold
+
+
+def test_each_context_is_prefilled_once(engine: Engine, chained: tuple[Run, list[Any]]) -> None:
+    """It serves all methods, and all edits that begin or end with it, as those of a chain do."""
+    _, cold = chained
     edits: tuple[EpisodeKind, ...] = ("flip", "chain")
-    start(engine, tmp_path, spec=replace(SPEC, edits=edits, tokens=1200))
     pool, counter = PassagePool(ROWS), RenderedCounter(engine.tokenizer)
     contexts = {
         render(version.context, engine.tokenizer).token_ids.tobytes()
         for edit in edits
         for version in build_episode(
-            ROWS[0], EpisodeSpec(edit, tokens=1200), pool=pool, counter=counter
+            ROWS[0], EpisodeSpec(edit, tokens=CHAIN_TOKENS), pool=pool, counter=counter
         ).versions
     }
     assert len(cold) == len(contexts) == 2 + 6
@@ -167,6 +178,7 @@ def test_damage_in_the_middle_is_told(finished: Run, tmp_path: Path) -> None:
         ({"tokens": 800}, "tokens 700, and this one has 800"),
         ({"seed": 1}, "seed 0, and this one has 1"),
         ({"data_sha256": "other"}, "data_sha256 None"),
+        ({"profile_sha256": "other"}, "profile_sha256 None"),
         ({"rounds": 2}, "rounds 1"),
     ],
 )
@@ -259,7 +271,7 @@ def test_what_fails_in_a_chain_is_missed_in_the_edits_behind(
             attempts[fails].error = MemoryError("full")
 
     monkeypatch.setattr(MethodRuns, "_attempt", failing)
-    found = start(engine, tmp_path, spec=replace(SPEC, edits=("chain",), tokens=1200)).run
+    found = start(engine, tmp_path, spec=CHAIN).run
     steps: dict[str, list[int]] = {name: [] for name in ("full_prefill", *METHODS)}
     for record in found.records:
         steps[record["method"]].append(record["step"])
@@ -303,21 +315,24 @@ def test_a_spent_budget_stops_between_episodes(engine: Engine, tmp_path: Path) -
     assert start(engine, tmp_path).episodes_left == 0
 
 
-def test_in_a_chain_each_method_goes_on_from_its_own_state(engine: Engine, tmp_path: Path) -> None:
+def test_in_a_chain_each_method_goes_on_from_its_own_state(
+    engine: Engine, chained: tuple[Run, list[Any]], tmp_path: Path
+) -> None:
     """An approximate method's rows grow older from step to step; an exact one's stay exact."""
-    outcome = start(engine, tmp_path, spec=replace(SPEC, edits=("chain",), tokens=1200))
+    finished, _ = chained
     steps = {name: [] for name in ("full_prefill", *METHODS)}
-    for record in outcome.run.records:
-        steps[record["method"]].append(record)
+    for record in finished.records:
+        if record["edit"] == "chain":
+            steps[record["method"]].append(record)
     for name, records in steps.items():
         assert [record["step"] for record in records] == [1, 2, 3, 4, 5]
         assert [r["metrics"]["store_ms"] is None for r in records[1:]] == [True] * 4, name
     assert all(r["metrics"]["first_token_kl"] < 1e-6 for r in steps["prefix_cache"])
     assert all(r["report"]["restored"] > 0 for r in steps["patchkv"])
     assert any(record["stale_answers"] for record in steps["patchkv"])
-    assert outcome.run.failures == ()
-    again = start(engine, tmp_path, spec=replace(SPEC, edits=("chain",), tokens=1200))
-    assert again.run.records == outcome.run.records
+    assert finished.failures == ()
+    again = start(engine, copied(finished, tmp_path), spec=CHAIN)
+    assert again.run.records == finished.records
 
 
 def test_names_must_be_told_apart(engine: Engine, tmp_path: Path) -> None:

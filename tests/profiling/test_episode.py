@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from patchkv_agents.cli.episode import DEFAULT_TOKENS, Episode, build_episode
 from patchkv_agents.context import render
 from patchkv_agents.errors import InputError
+from patchkv_agents.profiling.episode import DEFAULT_TOKENS, Episode, build_episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -164,7 +164,7 @@ def test_same_arguments_give_equal_episodes_that_share_nothing() -> None:
 
 def test_module_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, patchkv_agents.cli.episode as episode\n"
+        "import sys, patchkv_agents.profiling.episode as episode\n"
         "episode.build_episode(1500, lambda m, t: sum(len(x['content']) for x in m) // 4 + 300)\n"
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchkv_evals.errors import DataError
-from patchkv_evals.estimates import (
+from patchkv_agents.errors import InputError
+from patchkv_agents.estimates import (
     bootstrap,
     bootstrap_mean,
     paired_difference,
@@ -90,11 +90,11 @@ def test_summary_has_the_fields_of_the_results_file() -> None:
 
 
 def test_what_cannot_be_summarised_is_an_error() -> None:
-    with pytest.raises(DataError, match="no figures"):
+    with pytest.raises(InputError, match="no figures"):
         summary([])
-    with pytest.raises(DataError, match="no pairs"):
+    with pytest.raises(InputError, match="no pairs"):
         paired_difference([1.0], [1.0, 2.0])
-    with pytest.raises(DataError, match="greater than 0"):
+    with pytest.raises(InputError, match="greater than 0"):
         paired_ratio([0.0, 1.0], [1.0, 1.0])
-    with pytest.raises(DataError, match="one for each"):
+    with pytest.raises(InputError, match="one for each"):
         bootstrap([1.0, 2.0], mean, groups=["a"])

@@ -60,7 +60,7 @@ def build_episode(tokens: int, count_tokens: CountTokens) -> Episode:
     Raises:
         InputError: the text cannot be made that short, or does not suffice.
     """
-    script = _script()
+    script = load_script()
     nothing = _Choice((), ())
     everything = _Choice(
         tuple(range(len(script["before"]))),
@@ -176,9 +176,9 @@ def _subset_sums(costs: Sequence[int], limit: int) -> dict[int, tuple[int, ...]]
     return sums
 
 
-def _script() -> dict[str, Any]:
+def load_script() -> dict[str, Any]:
     """Read the data file."""
-    data = files("patchkv_agents.cli") / "data" / "episode.json"
+    data = files("patchkv_agents.profiling") / "data" / "episode.json"
     script: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
     return script
 
@@ -195,47 +195,61 @@ def _assemble(script: dict[str, Any], chosen: _Choice) -> Episode:
     question = script["question"]
     steps = [script["opening_step"]]
     steps += [script["before"][index] for index in chosen.before]
+    place = len(steps)
     steps += [edited]
     steps += [script["after"][index] for index in chosen.after]
 
     def version(which: str) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = [
-            {"role": "system", "content": script["system"]},
-            {"role": "user", "content": script["opening"].format(question=question)},
-        ]
-        thought = "\n".join(script["plan"])
-        for number, step in enumerate(steps, start=1):
-            call_id = f"call_{number:02d}"
-            function = {"name": step["tool"], "arguments": dict(step["arguments"])}
-            call = {"id": call_id, "type": "function", "function": function}
-            result = edited[which]["result"] if step is edited else step["result"]
-            messages += [
-                {
-                    "role": "assistant",
-                    "content": f"{thought}\n{step['intent']}",
-                    "tool_calls": [call],
-                },
-                {
-                    "role": "tool",
-                    "tool_call_id": call_id,
-                    "name": step["tool"],
-                    "content": "\n".join(result),
-                },
-            ]
-            thought = step["note"]
-        messages += [
-            {"role": "assistant", "content": f"{thought}\n{script['wrapup']}"},
-            {"role": "user", "content": script["closing"].format(question=question)},
-        ]
-        return messages
+        shown = [*steps[:place], {**edited, **edited[which]}, *steps[place + 1 :]]
+        return write_messages(script, shown, question)
 
     return Episode(
         old=version("old"),
         new=version("new"),
         tools=script["tools"],
         # System and user message, two messages a step, and the call of the edited step.
-        edited_index=2 + 2 * steps.index(edited) + 1,
+        edited_index=2 + 2 * place + 1,
         answer_old=edited["old"]["answer"],
         answer_new=edited["new"]["answer"],
         question=question,
     )
+
+
+def write_messages(
+    script: dict[str, Any], steps: Sequence[dict[str, Any]], question: str
+) -> list[dict[str, Any]]:
+    """A conversation in OpenAI form: two messages open it, each step has two, and two close it.
+
+    Args:
+        script: the data file.
+        steps: what the agent did: `intent`, `tool`, `arguments`, `result` (lines) and `note` each.
+        question: what the user asks, at the beginning and at the end.
+    """
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": script["system"]},
+        {"role": "user", "content": script["opening"].format(question=question)},
+    ]
+    thought = "\n".join(script["plan"])
+    for number, step in enumerate(steps, start=1):
+        call_id = f"call_{number:02d}"
+        function = {"name": step["tool"], "arguments": dict(step["arguments"])}
+        call = {"id": call_id, "type": "function", "function": function}
+        messages += [
+            {
+                "role": "assistant",
+                "content": f"{thought}\n{step['intent']}",
+                "tool_calls": [call],
+            },
+            {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "name": step["tool"],
+                "content": "\n".join(step["result"]),
+            },
+        ]
+        thought = step["note"]
+    return [
+        *messages,
+        {"role": "assistant", "content": f"{thought}\n{script['wrapup']}"},
+        {"role": "user", "content": script["closing"].format(question=question)},
+    ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from patchkv_evals.errors import DataError
+from patchkv_agents.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 Statistic = Callable[[Floats], float]
@@ -36,7 +36,7 @@ def quantiles(values: Sequence[float], shares: Sequence[float] = (0.25, 0.5, 0.7
     """The quantiles at some shares between 0 and 1, linear between neighbours.
 
     Raises:
-        DataError: there are no values.
+        InputError: there are no values.
     """
     return [float(value) for value in np.quantile(_figures(values), shares)]
 
@@ -47,7 +47,7 @@ def summary(
     """One metric's entry in `summary.json`: median, mean, interval of the mean, n.
 
     Raises:
-        DataError: there are no values, or not as many groups.
+        InputError: there are no values, or not as many groups.
     """
     mean = bootstrap_mean(values, groups=groups, seed=seed)
     return {
@@ -68,7 +68,7 @@ def bootstrap_mean(
     """The mean and its interval.
 
     Raises:
-        DataError: there are no values, or not as many groups.
+        InputError: there are no values, or not as many groups.
     """
     return bootstrap(values, _mean, groups=groups, confidence=confidence, seed=seed)
 
@@ -84,7 +84,7 @@ def paired_difference(
     """Mean of the differences, method minus reference, example by example.
 
     Raises:
-        DataError: there are no values, or the lengths differ.
+        InputError: there are no values, or the lengths differ.
     """
     pairs = _pairs(method, reference)
     return bootstrap(
@@ -103,11 +103,11 @@ def paired_ratio(
     """Median of the reference over median of the method: how many times faster the method is.
 
     Raises:
-        DataError: there are no values, the lengths differ, or one is not greater than 0.
+        InputError: there are no values, the lengths differ, or one is not greater than 0.
     """
     pairs = _pairs(method, reference)
     if pairs.min() <= 0:
-        raise DataError("A ratio of medians needs figures greater than 0, such as times.")
+        raise InputError("A ratio of medians needs figures greater than 0, such as times.")
     return bootstrap(pairs, _median_ratio, groups=groups, confidence=confidence, seed=seed)
 
 
@@ -131,7 +131,7 @@ def bootstrap(
         seed: the same seed gives the same interval.
 
     Raises:
-        DataError: there are no values, or not as many groups.
+        InputError: there are no values, or not as many groups.
     """
     figures = _figures(values)
     rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def _times_drawn(
 def _members(groups: Sequence[Hashable], count: int) -> list[npt.NDArray[np.intp]]:
     """Indices of the figures of each group."""
     if len(groups) != count:
-        raise DataError(f"{count} figures have {len(groups)} groups; give one for each.")
+        raise InputError(f"{count} figures have {len(groups)} groups; give one for each.")
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
@@ -180,13 +180,13 @@ def _members(groups: Sequence[Hashable], count: int) -> list[npt.NDArray[np.intp
 def _figures(values: Sequence[float] | Floats) -> Floats:
     figures = np.asarray(values, dtype=np.float64)
     if not len(figures):
-        raise DataError("There are no figures to summarise; see the failures of the run.")
+        raise InputError("There are no figures to summarise; see the failures of the run.")
     return figures
 
 
 def _pairs(method: Sequence[float], reference: Sequence[float]) -> Floats:
     if len(method) != len(reference):
-        raise DataError(
+        raise InputError(
             f"{len(method)} and {len(reference)} figures make no pairs; pass those of the same "
             "examples, in the same order."
         )

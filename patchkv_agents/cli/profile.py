@@ -1,0 +1,154 @@
+"""`patchkv profile`: fit a profile to a model, and show one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from patchkv_agents.cli.console import new_console, plural
+from patchkv_agents.cli.pair_sources import (
+    DEFAULT_EDITS,
+    DEFAULT_TOKENS,
+    DataFiles,
+    Edits,
+    Episodes,
+    HistoryFile,
+    Limit,
+    PairFiles,
+    Quick,
+    Tokens,
+    check_sources,
+    read_sources,
+    show_skipped,
+)
+from patchkv_agents.cli.profile_view import show, show_profile
+from patchkv_agents.context.excerpts import escaped
+from patchkv_agents.errors import InputError
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine.loading import LoadOptions
+
+_RUN = "run"
+
+
+class _ModelOrCommand(TyperGroup):
+    """A group whose command may be left out: what is not the name of one belongs to `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+profile = typer.Typer(
+    cls=_ModelOrCommand,
+    help="Fit a profile to a model (patchkv profile MODEL --quick --out PROFILE), or show one.",
+    no_args_is_help=True,
+)
+profile.command("show")(show)
+
+
+@profile.command(_RUN)
+def run(
+    model: Annotated[
+        str, typer.Argument(help="smollm2 (embedded), a folder, or a Transformers model id.")
+    ],
+    out: Annotated[Path, typer.Option(help="File of the profile.", dir_okay=False)],
+    pairs: PairFiles = None,
+    history: HistoryFile = None,
+    episodes: Episodes = None,
+    data: DataFiles = None,
+    quick: Quick = False,
+    limit: Limit = None,
+    tokens: Tokens = DEFAULT_TOKENS,
+    edits: Edits = DEFAULT_EDITS,
+    most_repaired: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the suffix that may be recomputed.")
+    ] = 0.10,
+    precision: Annotated[
+        bool, typer.Option(help="Fit the precision of stored rows; else the defaults stay.")
+    ] = True,
+    device: Annotated[str | None, typer.Option(help="Device of the model, such as cuda.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Fit a profile to pairs of contexts; the command `run` may be left out.
+
+    Each pair is a context before and after an edit. Half of the tasks are used for calibration;
+    `patchkv validate` takes the other half. What was done is kept in PROFILE.work, from which the
+    same command goes on where it was stopped.
+    """
+    check_sources(pairs, history, episodes, data, quick)
+    if most_repaired <= 0.0:
+        raise InputError("--most-repaired 0 leaves nothing to be recomputed: use more")
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"there is no folder {out.resolve().parent}: make it, or change --out")
+    with _progress() as told:
+        told(f"loading {model}")
+        from patchkv_agents.engine import Engine
+        from patchkv_agents.profiling.calibrate import CalibrationConfig, calibrate
+        from patchkv_agents.recovery import RecoveryPolicy
+
+        loading: LoadOptions = {}
+        if device is not None:
+            loading["device"] = device
+        if dtype is not None:
+            loading["dtype"] = dtype
+        engine = Engine.from_pretrained(model, policy=RecoveryPolicy.exact(), **loading)
+        sources = read_sources(
+            engine.tokenizer,
+            pairs=pairs,
+            history=history,
+            episodes=episodes,
+            data=data,
+            quick=quick,
+            limit=limit,
+            tokens=tokens,
+            edits=edits,
+        )
+        config = CalibrationConfig(most_repaired=most_repaired, precision=precision)
+        work = out.with_name(f"{out.name}.work")
+        fitted, skipped = calibrate(engine, sources, work, config=config, progress=told)
+    fitted.save(out)
+    show_skipped(skipped)
+    if as_json:
+        document: dict[str, Any] = {
+            **fitted.to_json(),
+            "skipped": [{"id": each.id, "reason": each.reason} for each in skipped],
+        }
+        typer.echo(json.dumps(document))
+        return
+    console = new_console()
+    show_profile(console, fitted)
+    count = plural(fitted.fit["pairs"]["calibration"], "pair")
+    console.print(escaped(f"Written to {out}, fitted to {count}."))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what is done now: one line in a terminal, else a line a step."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = new_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        bar = bars.add_task("", total=None)
+
+        def told(step: str) -> None:
+            bars.update(bar, description=escaped(step))
+            if not console.is_terminal:
+                console.print(escaped(step))
+
+        yield told

@@ -1,0 +1,207 @@
+"""`patchkv profile show`: what a profile holds; and how validations are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchkv_agents.cli.console import new_console, plural, print_table
+from patchkv_agents.context.excerpts import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from patchkv_agents.profiling.profile import DataSource, Profile, Validation
+    from patchkv_agents.recovery import RecoveryPolicy
+
+_EDITS = (("a number", 4, 4), ("a tool result", 200, 200), ("a summary of a page", 1000, 150))
+"""What stands for an edit: tokens removed, tokens brought."""
+_SUFFIXES = (1_000, 4_000, 16_000)
+
+_TABLE_WIDTH = 150
+"""Columns of fitted figures, of which there may be a dozen."""
+_MOST_LINES = 40
+"""Lines of one table of fitted figures; `--json` has them all."""
+
+
+def show(
+    profile: Annotated[
+        str,
+        typer.Argument(help="File of a profile, or the name of one that comes with the package."),
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")
+    ] = False,
+) -> None:
+    """Show what a profile holds: policy, what it was fitted to, and whether it has passed."""
+    from patchkv_agents.profiling.profile import Profile
+
+    loaded = Profile.load(profile)
+    if as_json:
+        document = {**loaded.to_json(), "has_passed": loaded.has_passed}
+        typer.echo(json.dumps(document))
+    else:
+        show_profile(new_console(), loaded)
+
+
+def show_profile(console: Console, profile: Profile) -> None:
+    """A profile for people."""
+    console.print(escaped(f"Profile of {profile.model} ({profile.fingerprint})"))
+    console.print(escaped(f"  made {profile.created} by: {profile.command}"))
+    for source in profile.data:
+        console.print(escaped(f"  fitted to {_source(source)}"))
+    versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
+    console.print(escaped(f"  with {versions}"))
+    for title, policy in (("Policy", profile.policy), ("As published", profile.published)):
+        console.print(f"\n{title} ({policy.name}):")
+        for line in policy_in_words(policy):
+            console.print(f"  {line}")
+        if policy.window_model is not None:
+            _show_windows(console, policy)
+    for name, found in profile.fit.items():
+        if name != "calibration_tasks":
+            console.print("\n" + escaped(f"{_words(name).capitalize()}:"))
+            _show_figures(console, found)
+    console.print("")
+    if profile.validation is not None:
+        show_validation(console, profile.validation)
+    if profile.has_passed:
+        console.print("PASSED: an engine with this profile uses its policy.")
+    else:
+        console.print(
+            escaped(
+                f"NOT PASSED: {profile.why_not_passed}. An engine with this profile recovers "
+                f"exactly; run `patchkv validate {profile.model} --profile PROFILE`."
+            )
+        )
+
+
+def show_validation(console: Console, validation: Validation) -> None:
+    """Measures and thresholds of a validation, without its verdict."""
+    sources = ", ".join(_source(source) for source in validation.data)
+    console.print(escaped(f"Validated {validation.created} on {sources}"))
+    limits = dict(validation.thresholds)
+    lines = []
+    for name, measure in validation.measures.items():
+        interval = ""
+        if measure.low is not None and measure.high is not None:
+            interval = f"{_figure(measure.low)} to {_figure(measure.high)}"
+        limit = _figure(limits[name]) if name in limits else ""
+        figures = (_figure(measure.value), interval, limit, str(measure.n))
+        lines.append((escaped(_words(name)), *figures))
+    print_table(console, ("", "value", "95 % interval", "threshold", "n"), lines)
+
+
+def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
+    """What a policy does, a line for each part of it."""
+    if policy.window_tokens is None:
+        yield "everything behind an edit is recomputed: exact"
+        return
+    if policy.window_model is not None:
+        least = f", at least {policy.window_tokens}" if policy.window_tokens else ""
+        yield f"recomputed are, behind each edit, as many tokens as its size predicts{least}"
+    else:
+        yield f"recomputed are, behind each edit, {plural(policy.window_tokens, 'token')}"
+    if policy.stop is not None:
+        stop = policy.stop
+        yield (
+            f"while the last block's values differ by more than {stop.drift:g} from the stored "
+            f"ones, {stop.step_tokens} more, up to {stop.most_tokens}"
+        )
+    if policy.attention_fraction:
+        yield (
+            f"further blocks, up to {policy.attention_fraction:.1%} of the suffix, by the rule "
+            f"'{policy.selection.value}'"
+        )
+    yield f"of the query tail, {plural(policy.tail_tokens, 'token')}"
+    yield f"repair goes by blocks of {plural(policy.block_size, 'token')}"
+    if policy.most_repaired is not None:
+        yield f"together, at most {policy.most_repaired:.0%} of the suffix"
+    if policy.most_generations is not None:
+        yield f"rows that were restored over more than {plural(policy.most_generations, 'edit')}"
+    precision = policy.precision
+    if precision is None:
+        yield "rows are stored losslessly"
+    elif precision.format is not None:
+        yield f"rows are stored as {precision.format.value}"
+    else:
+        yield (
+            f"values are stored in 4 bits below risk {precision.tau_low:g} (errors up to "
+            f"{precision.tau_4:g}), in 16 bits from {precision.tau_high:g} on, else in 8; "
+            f"a block's largest row weighs {precision.alpha:g}, the mean of its rows the rest"
+        )
+
+
+def _show_windows(console: Console, policy: RecoveryPolicy) -> None:
+    """The window's length behind some edits."""
+    import numpy as np
+
+    model = policy.window_model
+    if model is None or policy.window_tokens is None:
+        raise ValueError("this policy predicts no window")
+    suffixes = np.array(_SUFFIXES, dtype=np.int64)
+    lines = []
+    for name, old, new in _EDITS:
+        removed, brought = (np.full_like(suffixes, size) for size in (old, new))
+        lengths = model.lengths(removed, brought, suffixes)
+        lengths = np.minimum(np.maximum(lengths, policy.window_tokens), suffixes)
+        cells = (f"{int(length):,}" for length in lengths)
+        lines.append((f"{name} ({old:,} tokens by {new:,})", *cells))
+    headers = ("  window behind the edit of", *(f"{suffix:,} behind it" for suffix in _SUFFIXES))
+    print_table(console, headers, lines)
+
+
+def _show_figures(console: Console, found: Any, indent: int = 2) -> None:
+    """Whatever was fitted: figures by name as lines, lists of equal objects as tables."""
+    if isinstance(found, Mapping):
+        for name, value in found.items():
+            if _is_plain(value):
+                console.print(" " * indent + escaped(f"{_words(name)}: {_plain(value)}"))
+            else:
+                console.print(" " * indent + escaped(f"{_words(name)}:"))
+                _show_figures(console, value, indent + 2)
+    elif isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):
+        console.width = max(console.width, _TABLE_WIDTH)
+        fields = dict.fromkeys(key for each in found for key in each)
+        headers = [key for key in fields if all(_is_plain(each.get(key)) for each in found)]
+        lines = [
+            [escaped(_plain(each.get(key, ""))) for key in headers] for each in found[:_MOST_LINES]
+        ]
+        print_table(console, [escaped(_words(key)) for key in headers], lines)
+        if len(found) > _MOST_LINES:
+            console.print(" " * indent + f"and {len(found) - _MOST_LINES} more: see --json")
+    else:
+        console.print(" " * indent + escaped(_plain(found)))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return not any(isinstance(each, (Mapping, list)) for each in value)
+    return not isinstance(value, Mapping)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return _figure(value)
+    if isinstance(value, list) and _is_plain(value):
+        return ", ".join(_plain(each) for each in value)
+    return "" if value is None else str(value)
+
+
+def _figure(value: float) -> str:
+    """Three significant digits; counts in full."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _source(source: DataSource) -> str:
+    counts = f"{plural(source.pairs, 'pair')} of {plural(source.tasks, 'task')}"
+    return f"{source.name} ({counts}, SHA-256 {source.sha256[:16]})"

@@ -1,0 +1,402 @@
+"""Calibration: from pairs of contexts to a profile.
+
+The stages, each of which goes on where an interrupted run was:
+
+1. drift behind the edits of all pairs, from two exact prefills each; and, from the same ones,
+   windows of a fixed length with tails of several lengths;
+2. the dirty window: regressions for a sweep of settings, of which the shortest that meets the
+   quality target is taken;
+3. the published rule for kappa, and which rows are recomputed beside window and tail;
+4. the precision of stored rows, and what all of it does together.
+
+Policies are tried on the calibration half of the tasks. Of the other half only the drift is
+looked at, for the window's coverage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
+from patchkv_agents.engine import Engine
+from patchkv_agents.errors import PatchKVError, UnsupportedModelError
+from patchkv_agents.profiling.checking import check_model, check_tasks, usable
+from patchkv_agents.profiling.choosing import RULE, Candidate, Target, choose, figures_of
+from patchkv_agents.profiling.drift import drift_layers
+from patchkv_agents.profiling.drift_log import DriftLog
+from patchkv_agents.profiling.gate import calibration_marks
+from patchkv_agents.profiling.kappa import KAPPAS, choose_kappa
+from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, joined, split
+from patchkv_agents.profiling.precision import fit_precision
+from patchkv_agents.profiling.profile import DataSource, Profile
+from patchkv_agents.profiling.trials import Trial, TrialProgress, Trials
+from patchkv_agents.profiling.windows import (
+    Observation,
+    WindowFit,
+    coverage,
+    distinct,
+    sweep,
+)
+from patchkv_agents.provenance import command_line, created, versions
+from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
+
+Progress = Callable[[str], None]
+"""Told what is done now, and how long the rest of the stage may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationConfig:
+    """What is tried. Part of the profile.
+
+    Attributes:
+        most_repaired: share of the suffix that the chosen policy may recompute.
+        kl_median, kl_p95: the quality target; see `Target`.
+        precision: whether thresholds of precision are fitted; otherwise they are the defaults.
+        block_size: unit of repair and of drift, in tokens.
+        drifts, shares, quantiles: tau_V, gamma and quantile of the window's sweep.
+        fits: most regressions that are tried.
+        kappas: shares of attention rows that the published rule chooses from.
+        windows_and_tails: fixed lengths that are tried, in tokens.
+    """
+
+    most_repaired: float = 0.10
+    kl_median: float = 0.005
+    kl_p95: float = 0.1
+    precision: bool = True
+    block_size: int = 32
+    drifts: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.3)
+    shares: tuple[float, ...] = (0.8, 0.9, 0.95)
+    quantiles: tuple[float, ...] = (0.5, 0.75, 0.9)
+    fits: int = 5
+    kappas: tuple[float, ...] = KAPPAS
+    windows_and_tails: tuple[tuple[int, int], ...] = (
+        (0, 64), (32, 32), (32, 64), (32, 96), (64, 32), (64, 64), (64, 96), (96, 32), (96, 64),
+        (32, 128),
+    )  # fmt: skip
+
+    @property
+    def target(self) -> Target:
+        """The quality target."""
+        return Target(self.kl_median, self.kl_p95)
+
+
+def calibrate(
+    engine: Engine,
+    sources: Sequence[PairSet],
+    work: Path,
+    *,
+    config: CalibrationConfig | None = None,
+    progress: Progress = lambda step: None,
+) -> tuple[Profile, tuple[Skipped, ...]]:
+    """Fit a profile to pairs. It is not validated.
+
+    Args:
+        engine: of the model.
+        sources: of pairs; half of their tasks are used for calibration.
+        work: folder of the logs from which the same call goes on. Deleting it starts anew.
+        config: what is tried.
+        progress: told what is done now.
+
+    Returns:
+        The profile, and the pairs that could not be used.
+
+    Raises:
+        InputError: too few pairs, or the folder is of another run.
+        PatchKVError: the model's rows or logits are not numbers.
+        UnsupportedModelError: the model recovers exactly, whatever the policy.
+    """
+    config = config or CalibrationConfig()
+    check_model(engine)
+    pairs = joined(sources)
+    kept, skipped = usable(engine, pairs.pairs)
+    used = {pair.id for pair in kept}
+    # Split before anything is left out: the halves are those of the same data on any model.
+    calibration, validation = (
+        tuple(pair for pair in half if pair.id in used) for half in split(pairs.pairs)
+    )
+    check_tasks(kept)
+    check_tasks(calibration, least=2)
+    run = _Calibration(engine, calibration, validation, work, config, progress)
+    profile = run.profile()
+    fit: dict[str, Any] = {
+        "pairs": {
+            "calibration": len(calibration),
+            "validation": len(validation),
+            "calibration_tasks": len({pair.task for pair in calibration}),
+            "left_out": len(skipped) + len(pairs.skipped),
+        },
+        "config": asdict(config),
+        **run.fit,
+        "calibration_tasks": calibration_marks(calibration),
+    }
+    fit = json.loads(json.dumps(fit))  # with lists for tuples, as it comes back from the file
+    data = tuple(
+        DataSource(each.name, each.sha256, len(each.pairs), each.tasks) for each in sources
+    )
+    return replace(profile, fit=fit, data=data), (*pairs.skipped, *skipped)
+
+
+class _Calibration:
+    """One call of `calibrate`.
+
+    Attributes:
+        fit: what was found so far, as JSON.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        calibration: Sequence[ContextPair],
+        validation: Sequence[ContextPair],
+        work: Path,
+        config: CalibrationConfig,
+        progress: Progress,
+    ) -> None:
+        self._engine, self._work, self._config, self._tell = engine, work, config, progress
+        self._calibration, self._validation = calibration, validation
+        self._tasks = {pair.id: pair.task for pair in calibration}
+        self._trials = Trials(engine, calibration, work / "trials.jsonl")
+        self._drift = DriftLog(engine, config.block_size, work / "drift.jsonl")
+        self.fit: dict[str, Any] = {}
+
+    def profile(self) -> Profile:
+        """Run the stages."""
+        found = self._observed()
+        window = self._window(found)
+        base = self._lengths()
+        published, policy = self._selection(window, base)
+        precision = self._precision(policy)
+        self._result({"patchkv": policy, "patchkv_published": published}, precision)
+        return Profile(
+            model=self._engine.model_name,
+            fingerprint=self._engine.fingerprint,
+            policy=replace(policy, name="patchkv", precision=precision),
+            published=replace(published, name="patchkv_published", precision=precision),
+            data=(),
+            fit={},
+            versions=versions(),
+            created=created(),
+            command=command_line(),
+        )
+
+    def _observed(self) -> dict[str, list[Observation]]:
+        """Drift of the pairs of both halves, by pair. Fixed windows and tails are tried beside."""
+        halves: tuple[tuple[Trials, list[RecoveryPolicy], str], ...] = (
+            (self._trials, [each.policy for each in self._fixed()], "drift, windows and tails"),
+            (Trials(self._engine, self._validation), [], "drift of validation pairs"),
+        )
+        for trials, policies, stage in halves:
+            trials.run(
+                policies,
+                observe=self._drift.observe,
+                unobserved=lambda pair: not self._drift.has(pair),
+                progress=self._told(stage),
+            )
+        pairs = (*self._calibration, *self._validation)
+        blocks = self._config.block_size
+        self.fit["drift"] = {
+            "of": "values, relative L2 distance to a full prefill, median over a block's rows and "
+            "the sampled layers",
+            "layers": list(drift_layers(self._engine)),
+            "block_size": blocks,
+        }
+        return {pair.id: self._drift.of(pair) for pair in pairs}
+
+    def _window(self, found: Mapping[str, Sequence[Observation]]) -> WindowFit:
+        """The regression with the shortest windows that meets the target."""
+        own = [each for pair in self._calibration for each in found[pair.id]]
+        if not own:
+            raise PatchKVError(
+                "no edit of the calibration pairs has 128 tokens behind it up to the next one: "
+                "give pairs with longer contexts"
+            )
+        config = self._config
+        fits = sweep(own, drifts=config.drifts, shares=config.shares, quantiles=config.quantiles)
+        tried = distinct(fits, step=config.block_size / 2, most=config.fits)
+        policies = [self._plain_policy(0, 64, window_model=fit.model) for fit in tried]
+        self._run(policies, "predicted windows")
+        figures = [figures_of(self._trials.of(policy)) for policy in policies]
+        met = [n for n, each in enumerate(figures) if config.target.met_by(each)]
+        chosen = (
+            met[0] if met else min(range(len(tried)), key=lambda n: (figures[n]["kl_log_mean"], n))
+        )
+        others = [each for pair in self._validation for each in found[pair.id]]
+        self.fit["window"] = {
+            "rule": "the shortest mean window that meets the target with a query tail of 64; "
+            "without one, the best",
+            "met": bool(met),
+            "target": asdict(config.target),
+            "observations": len(own),
+            "chosen": asdict(tried[chosen]),
+            "coverage": coverage(tried[chosen], others),
+            "tried": [
+                {**_setting(fit), **each, "model": asdict(fit.model)}
+                for fit, each in zip(tried, figures, strict=True)
+            ],
+            "sweep": [_setting(fit) for fit in fits],
+        }
+        return tried[chosen]
+
+    def _lengths(self) -> RecoveryPolicy:
+        """The best fixed window and tail."""
+        chosen, table = self._choose(self._fixed())
+        self.fit["lengths"] = {"rule": RULE, "chosen": chosen.label, "tried": table}
+        return chosen.policy
+
+    def _fixed(self) -> list[Candidate]:
+        return [
+            Candidate(f"window {window}, tail {tail}", self._ours(window, tail))
+            for window, tail in self._config.windows_and_tails
+        ]
+
+    def _selection(
+        self, window: WindowFit, base: RecoveryPolicy
+    ) -> tuple[RecoveryPolicy, RecoveryPolicy]:
+        """The published policy with its kappa, and ours with its further rows."""
+        published = {
+            kappa: self._plain_policy(
+                0, 1, window_model=window.model, attention_fraction=kappa,
+                selection=Selection.TOKENS,
+            )
+            for kappa in self._config.kappas
+        }  # fmt: skip
+        options = self._options(window, base)
+        self._run(
+            [*published.values(), *(each.policy for each in options)], "attention and selection"
+        )
+        kappa = self._kappa(published)
+        chosen, table = self._choose(options)
+        self.fit["selection"] = {"rule": RULE, "chosen": chosen.label, "tried": table}
+        return published[kappa], chosen.policy
+
+    def _options(self, window: WindowFit, base: RecoveryPolicy) -> list[Candidate]:
+        """What may be added to window and tail, and what may take the window's place."""
+
+        def attention(selection: Selection, kappa: float) -> RecoveryPolicy:
+            return replace(base, selection=selection, attention_fraction=kappa)
+
+        stop = MeasuredStop(drift=window.drift, most_tokens=256)
+        return [
+            Candidate("window and tail", base),
+            *(
+                Candidate(f"attention {kappa:.1%}", attention(Selection.BLOCKS, kappa), 1)
+                for kappa in (0.015, 0.03)
+            ),
+            Candidate("edited 3.0%", attention(Selection.EDITED, 0.03), 2),
+            Candidate("combined 3.0%", attention(Selection.COMBINED, 0.03), 2),
+            Candidate("question 3.0%", attention(Selection.QUESTION, 0.03), 2),
+            Candidate("repair by 16 tokens", replace(base, block_size=16), 1),
+            Candidate("contiguous", replace(base, selection=Selection.CONTIGUOUS), 1),
+            Candidate("measured stop", replace(base, stop=stop), 2),
+            Candidate(
+                "predicted window", replace(base, window_tokens=0, window_model=window.model), 1
+            ),
+        ]
+
+    def _kappa(self, policies: Mapping[float, RecoveryPolicy]) -> float:
+        """The published rule, data set by data set."""
+        datasets = {pair.id: pair.dataset for pair in self._calibration}
+        quality: dict[str, dict[float, float]] = {}
+        cost, times = {}, {}
+        for kappa, policy in policies.items():
+            trials = self._trials.of(policy)
+            for dataset in sorted(set(datasets.values())):
+                own = [trial.first_token_kl for trial in trials if datasets[trial.pair] == dataset]
+                quality.setdefault(dataset, {})[kappa] = -100 * sum(own) / len(own)
+            figures = figures_of(trials)
+            cost[kappa], times[kappa] = figures["recompute_ratio"], figures["resume_ttft_ms"]
+        choice = choose_kappa(quality, cost)
+        self.fit["kappa"] = {
+            "rule": "of the settings within 0.25 points of the best on every data set, the "
+            "cheapest; without one, the least worst gap, then the cheapest",
+            "points": "-100 x mean first-token KL in nats: F1 is too coarse for so few pairs",
+            "cost": "mean recompute ratio, which resume TTFT follows; times are of single runs",
+            "chosen": choice.kappa,
+            "qualified": list(choice.qualified),
+            "tried": [
+                {
+                    "kappa": kappa,
+                    "worst_gap": choice.worst_gap[kappa],
+                    "recompute_ratio": cost[kappa],
+                    "resume_ttft_ms": times[kappa],
+                    "points": {dataset: each[kappa] for dataset, each in quality.items()},
+                }
+                for kappa in policies
+            ],
+        }
+        return choice.kappa
+
+    def _precision(self, policy: RecoveryPolicy) -> PrecisionPolicy:
+        """The thresholds of precision."""
+        if not self._config.precision:
+            self.fit["precision"] = {"note": "not fitted: these are the defaults"}
+            return PrecisionPolicy()
+        try:
+            precision, record = fit_precision(
+                self._engine,
+                self._calibration,
+                policy=policy,
+                log=self._work / "precision.jsonl",
+                progress=self._tell,
+            )
+        except UnsupportedModelError as error:
+            self.fit["precision"] = {"note": str(error)}
+            return PrecisionPolicy()
+        self.fit["precision"] = record
+        return precision
+
+    def _result(self, chosen: Mapping[str, RecoveryPolicy], precision: PrecisionPolicy) -> None:
+        """What the chosen policies do on the calibration pairs, with rows as they are stored."""
+        stored = {name: replace(each, precision=precision) for name, each in chosen.items()}
+        self._run(list(stored.values()), "result")
+        self.fit["result"] = {
+            "on": "the pairs that were fitted to, so that it flatters: see the validation",
+            "policies": [
+                {"policy": name, "stored": stored_as, **figures_of(self._trials.of(policy))}
+                for stored_as, policies in (("losslessly", chosen), ("with loss", stored))
+                for name, policy in policies.items()
+            ],
+        }
+
+    def _plain_policy(self, window: int, tail: int, **changes: Any) -> RecoveryPolicy:
+        policy = RecoveryPolicy(
+            "trial",
+            window_tokens=window,
+            attention_fraction=0.0,
+            tail_tokens=tail,
+            block_size=self._config.block_size,
+        )
+        return replace(policy, **changes)
+
+    def _ours(self, window: int, tail: int) -> RecoveryPolicy:
+        return self._plain_policy(window, tail, most_repaired=self._config.most_repaired)
+
+    def _choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, list[dict[str, Any]]]:
+        trials: list[list[Trial]] = [self._trials.of(each.policy) for each in candidates]
+        return choose(
+            candidates,
+            trials,
+            self._tasks,
+            target=self._config.target,
+            budget=self._config.most_repaired,
+        )
+
+    def _run(self, policies: Sequence[RecoveryPolicy], stage: str) -> None:
+        self._trials.run(policies, progress=self._told(stage))
+
+    def _told(self, stage: str) -> Callable[[TrialProgress], None]:
+        def told(state: TrialProgress) -> None:
+            left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
+            self._tell(f"{stage}: {state.doing} ({state.done + 1} of {state.total}{left})")
+
+        return told
+
+
+def _setting(fit: WindowFit) -> dict[str, Any]:
+    """What a fit was made with, and how long its windows are, as JSON."""
+    names = ("drift", "share", "quantile", "mean_tokens")
+    return {name: getattr(fit, name) for name in names}

@@ -1,0 +1,94 @@
+"""Which pairs a model can be profiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from patchkv_agents.alignment import align
+from patchkv_agents.context import render
+from patchkv_agents.engine.verdict import SupportLevel
+from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
+from patchkv_agents.profiling.pairs import ContextPair, Skipped
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine import Engine
+
+LEAST_SUFFIX = 64
+"""Fewest tokens behind an edit: of a shorter suffix, the query tail alone recomputes all."""
+
+LEAST_TASKS = 4
+"""Fewest tasks: two to fit to, and two to see whether it holds."""
+
+
+def check_model(engine: Engine) -> None:
+    """Check that rows of a model can be moved at all.
+
+    Raises:
+        UnsupportedModelError: they cannot.
+    """
+    verdict = engine.support.verdict
+    if verdict.level is SupportLevel.EXACT:
+        raise UnsupportedModelError(
+            f"keys of this model cannot be moved ({verdict.reason}): it recovers exactly and needs "
+            "no profile"
+        )
+
+
+def usable(
+    engine: Engine, pairs: Sequence[ContextPair], *, answer_tokens: int = 16
+) -> tuple[tuple[ContextPair, ...], tuple[Skipped, ...]]:
+    """The pairs that say something about a model, and why the others do not.
+
+    Raises:
+        InputError: none does.
+    """
+    kept: list[ContextPair] = []
+    skipped: list[Skipped] = []
+    for pair in pairs:
+        reason = _why_not(engine, pair, answer_tokens)
+        if reason is None:
+            kept.append(pair)
+        else:
+            skipped.append(Skipped(pair.id, reason))
+    if not kept:
+        reasons = "; ".join(f"{skip.id}: {skip.reason}" for skip in skipped[:3])
+        raise InputError(
+            f"none of {len(pairs)} pairs can be used ({reasons or 'there are none'}): give pairs "
+            "of contexts that differ somewhere in front of a longer part that stays"
+        )
+    return tuple(kept), tuple(skipped)
+
+
+def _why_not(engine: Engine, pair: ContextPair, answer_tokens: int) -> str | None:
+    try:
+        old, new = (render(each, engine.tokenizer).token_ids for each in (pair.old, pair.new))
+    except InputError as error:  # the template refuses the messages
+        return str(error)
+    try:
+        engine.check_length(max(len(old), len(new)) + answer_tokens)
+    except ContextTooLongError:
+        return f"{max(len(old), len(new)):,} tokens, and the model's limit is {engine.max_tokens:,}"
+    alignment = align(old, new)
+    if not alignment.hunks:
+        return "old and new render to the same tokens"
+    if alignment.recoverable_tokens < LEAST_SUFFIX:
+        return (
+            f"{alignment.recoverable_tokens} tokens stay behind the edit, and at least "
+            f"{LEAST_SUFFIX} are needed"
+        )
+    return None
+
+
+def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> None:
+    """Check that there are enough tasks for two splits.
+
+    Raises:
+        InputError: there are too few.
+    """
+    tasks = len({pair.task for pair in pairs})
+    if tasks < least:
+        raise InputError(
+            f"{len(pairs)} usable pairs of {tasks} tasks are too few for a profile: give pairs of "
+            f"at least {least} tasks ('task' in a JSONL file, threads in a history), or use --quick"
+        )

@@ -1,0 +1,142 @@
+"""Which of several policies is taken, by what they did on the same pairs.
+
+Quality is the mean of log10(KL + 1e-5) over the pairs: a typical pair counts, and differences
+below 1e-5 nats do not. Among the candidates within the budget of repaired rows, those that meet the
+target go first; of these the best one is found, and the simplest, then cheapest of all that are
+not worse than it by more than one standard error (of the paired difference, by task).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from patchkv_agents.profiling.trials import Trial
+from patchkv_agents.recovery import RecoveryPolicy
+
+FLOOR = 1e-5
+"""Nats that are added to each KL before its logarithm is taken."""
+
+RULE = (
+    "of those within the budget that meet the target (of all, if none does), the simplest, then "
+    "the one with the fewest rows, that is not worse than the best by more than one standard error "
+    "of the paired difference of log10(KL + 1e-5), by task"
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the calibration pairs have to show, in nats of first-token KL.
+
+    Attributes:
+        kl_median, kl_p95: largest median and 95th percentile.
+    """
+
+    kl_median: float = 0.005
+    kl_p95: float = 0.1
+
+    def met_by(self, figures: Mapping[str, Any]) -> bool:
+        """Whether `figures_of` a policy are within it."""
+        return bool(figures["kl_median"] <= self.kl_median and figures["kl_p95"] <= self.kl_p95)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A policy that may be taken.
+
+    Attributes:
+        label: for people.
+        policy: what was tried.
+        complexity: how many parts it has beyond the simplest.
+    """
+
+    label: str
+    policy: RecoveryPolicy
+    complexity: int = 0
+
+
+def figures_of(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What one policy did on all pairs: quality, cost, and `n`."""
+    kls = np.array([trial.first_token_kl for trial in trials])
+    return {
+        "kl_median": float(np.median(kls)),
+        "kl_p95": float(np.quantile(kls, 0.95)),
+        "kl_log_mean": float(10 ** np.log10(kls + FLOOR).mean() - FLOOR),
+        "top1_agree": _mean(trials, "top1_agree"),
+        "repair_ratio": _mean(trials, "repair_ratio"),
+        "recompute_ratio": _mean(trials, "recompute_ratio"),
+        "resume_ttft_ms": _mean(trials, "resume_ttft_ms"),
+        "n": len(trials),
+    }
+
+
+def _mean(trials: Sequence[Trial], name: str) -> float:
+    return math.fsum(float(getattr(trial, name)) for trial in trials) / len(trials)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    trials: Sequence[Sequence[Trial]],
+    tasks: Mapping[str, str],
+    *,
+    target: Target,
+    budget: float,
+) -> tuple[Candidate, list[dict[str, Any]]]:
+    """The candidate to be taken, and what there was to choose from, as JSON.
+
+    Args:
+        candidates: at least one.
+        trials: of each candidate, on the same pairs in the same order.
+        tasks: of each pair, by its id.
+        target: quality that is wanted.
+        budget: largest mean share of the suffix that may be repaired. Where all candidates need
+            more (the tail alone may, of short suffixes), the least that one needs.
+    """
+    figures = [figures_of(each) for each in trials]
+    room = max(budget, min(each["repair_ratio"] for each in figures)) + 1e-9
+    within = [n for n, each in enumerate(figures) if each["repair_ratio"] <= room]
+    allowed = [n for n in within if target.met_by(figures[n])] or within
+    logs = [np.log10([trial.first_token_kl + FLOOR for trial in each]) for each in trials]
+    groups = [tasks[trial.pair] for trial in trials[0]]
+    best = min(allowed, key=lambda n: (float(logs[n].mean()), n))
+    worse = [_difference(logs[n] - logs[best], groups) for n in range(len(candidates))]
+    equal = [n for n in allowed if worse[n][0] <= worse[n][1] + 1e-12]
+    chosen = min(
+        equal,
+        key=lambda n: (candidates[n].complexity, round(figures[n]["repair_ratio"], 9), n),
+    )
+    table = [
+        {
+            "policy": candidate.label,
+            "chosen": n == chosen,
+            "best": n == best,
+            "allowed": n in allowed,
+            "worse_by": worse[n][0],
+            "standard_error": worse[n][1],
+            **figures[n],
+        }
+        for n, candidate in enumerate(candidates)
+    ]
+    return candidates[chosen], table
+
+
+def _difference(differences: FloatArray, groups: Sequence[str]) -> tuple[float, float]:
+    """Mean of paired differences and its standard error, by task; in powers of ten."""
+    totals: dict[str, list[float]] = {}
+    for difference, group in zip(differences.tolist(), groups, strict=True):
+        totals.setdefault(group, []).append(difference)
+    mean = float(differences.mean())
+    # Sums of deviations by task: pairs of one task are not independent.
+    deviations = np.array([sum(each) - mean * len(each) for each in totals.values()])
+    count = len(totals)
+    if count < 2:
+        return mean, 0.0
+    error = math.sqrt(count / (count - 1) * float((deviations**2).sum())) / len(differences)
+    return mean, error

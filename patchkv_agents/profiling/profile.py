@@ -1,0 +1,349 @@
+"""The profile: what was fitted to one model, frozen in a JSON file, and whether it may be used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from patchkv_agents.errors import InputError, ProfileError
+from patchkv_agents.profiling.json_fields import NOT_A_PROFILE, JsonFields, parse_json
+from patchkv_agents.profiling.shipped import profile_file
+from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.policy_json import policy_from_json, policy_to_json
+
+SCHEMA = 1
+"""Version of the file's form."""
+
+
+def policy_sha256(policy: RecoveryPolicy) -> str:
+    """A digest of all fields of a policy, in hex: equal where policies are."""
+    return _sha256(policy_to_json(policy))
+
+
+def _sha256(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """What pairs were taken.
+
+    Attributes:
+        name: of the file, data set or database, without its folder.
+        sha256: of the pairs, in hex.
+        pairs, tasks: how many.
+    """
+
+    name: str
+    sha256: str
+    pairs: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A measured figure.
+
+    Attributes:
+        value: the figure.
+        low, high: its 95 % interval; None where it has none.
+        n: how many pairs it is from.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What `patchkv validate` found.
+
+    Attributes:
+        reasons: why the policy did not pass; empty if it passed.
+        measures: figures by name.
+        thresholds: limits by name, such as `first_token_kl_median`.
+        data: the pairs.
+        policy_sha256: of the policy that was validated.
+        fingerprint: of the model on which it was.
+        created: the time in UTC.
+        command: that did it.
+        versions: of this package, Python, torch and transformers.
+    """
+
+    reasons: tuple[str, ...]
+    measures: Mapping[str, Measure]
+    thresholds: Mapping[str, float]
+    data: tuple[DataSource, ...]
+    policy_sha256: str
+    fingerprint: str
+    created: str
+    command: str
+    versions: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every threshold was met."""
+        return not self.reasons
+
+    def to_json(self) -> dict[str, Any]:
+        """The validation as JSON has it."""
+        return {"passed": self.passed, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What offline profiling found for one model.
+
+    Attributes:
+        model: the model's name, for people.
+        fingerprint: the model's fingerprint, which decides.
+        policy: what an engine runs; called `patchkv`.
+        published: the published rules with numbers fitted to this model; called
+            `patchkv_published`.
+        data: what was fitted to.
+        fit: every fitted number and what it was chosen from, as JSON.
+        versions: of this package, Python, torch and transformers.
+        created: the time in UTC.
+        command: that made it.
+        validation: the last one, if there was one.
+
+    Raises:
+        ProfileError: a policy has another name.
+    """
+
+    model: str
+    fingerprint: str
+    policy: RecoveryPolicy
+    published: RecoveryPolicy
+    data: tuple[DataSource, ...]
+    fit: Mapping[str, Any]
+    versions: Mapping[str, str]
+    created: str
+    command: str
+    validation: Validation | None = None
+
+    def __post_init__(self) -> None:
+        for policy, name in ((self.policy, "patchkv"), (self.published, "patchkv_published")):
+            if policy.name != name:
+                raise ProfileError(f"a profile's policy is called '{policy.name}': call it {name}")
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether this very policy has passed validation on this model."""
+        found = self.validation
+        return (
+            found is not None
+            and found.passed
+            and found.policy_sha256 == policy_sha256(self.policy)
+            and found.fingerprint == self.fingerprint
+        )
+
+    @property
+    def policies_sha256(self) -> str:
+        """A digest of both policies, in hex: methods made from profiles of equal ones are equal."""
+        return _sha256([policy_to_json(policy) for policy in (self.policy, self.published)])
+
+    @property
+    def why_not_passed(self) -> str:
+        """Why `has_passed` is false; empty if it is true."""
+        if self.has_passed:
+            return ""
+        if self.validation is None:
+            return "it was not validated yet"
+        if self.validation.passed:
+            return "it was changed after it was validated"
+        return "validation found: " + "; ".join(self.validation.reasons)
+
+    def check(self, fingerprint: str, model: str) -> None:
+        """Check that this is the profile of a model.
+
+        Args:
+            fingerprint: of the model.
+            model: its name.
+
+        Raises:
+            ProfileError: it is another model's.
+        """
+        if fingerprint == self.fingerprint:
+            return
+        other = f"this model is {model} ({fingerprint[:12]})"
+        if model == self.model:
+            other += ", of the same name with other weights, tokenizer, dtype or configuration"
+        raise ProfileError(
+            f"the profile was made for {self.model} ({self.fingerprint[:12]}), and {other}: make "
+            f"one for it with `patchkv profile {model} --quick --out PROFILE`, or leave the "
+            "profile out"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile as JSON has it."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "policy": policy_to_json(self.policy),
+            "published": policy_to_json(self.published),
+            "data": [asdict(source) for source in self.data],
+            "fit": dict(self.fit),
+            "versions": dict(self.versions),
+            "created": self.created,
+            "command": self.command,
+            "validation": None if self.validation is None else self.validation.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Profile:
+        """The profile of which `to_json` made this document.
+
+        Raises:
+            ProfileError: it is none, or of another schema.
+        """
+        fields = JsonFields(document, "a profile")
+        schema = fields.take("schema")
+        if schema != SCHEMA:
+            raise ProfileError(
+                f"the profile has schema {schema!r}, and this release reads schema {SCHEMA}: make "
+                "it again with `patchkv profile`, or install the release that made it"
+            )
+        validation = fields.take("validation")
+        found = cls(
+            model=fields.text("model"),
+            fingerprint=fields.text("fingerprint"),
+            policy=_policy(fields.take("policy"), "policy"),
+            published=_policy(fields.take("published"), "published"),
+            data=tuple(_source(each) for each in fields.list_of("data")),
+            fit=fields.mapping("fit"),
+            versions=fields.texts_by_name("versions"),
+            created=fields.text("created"),
+            command=fields.text("command"),
+            validation=None if validation is None else _validation(validation),
+        )
+        fields.end()
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile, in place of what the file held; whole or not at all.
+
+        Raises:
+            ProfileError: a number is not finite, or the file cannot be written.
+        """
+        path = Path(path)
+        try:
+            text = json.dumps(self.to_json(), indent=1, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ProfileError(
+                f"the profile holds what JSON does not ({error}): check the model's weights and "
+                "dtype, and profile again"
+            ) from error
+        try:
+            _write_whole(path, text + "\n")
+        except OSError as error:
+            raise ProfileError(
+                f"cannot write the profile {path} ({error.strerror or error}): choose another path"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a profile.
+
+        Args:
+            path: a file; or the name of a profile that comes with the package, such as `smollm2`.
+
+        Raises:
+            ProfileError: there is none, or it cannot be used.
+        """
+        file = profile_file(path)
+        try:
+            return cls.from_json(parse_json(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ProfileError(
+                f"cannot read the profile {file} ({error.strerror or error})"
+            ) from error
+        except ProfileError as error:
+            raise ProfileError(f"{file}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ProfileError(f"{file} is not JSON: {NOT_A_PROFILE}") from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            # A temporary file is its owner's alone; the profile is as others that they write.
+            mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+            os.chmod(file.name, mode)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.replace(file.name, path)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _policy(document: Any, name: str) -> RecoveryPolicy:
+    if not isinstance(document, dict):
+        raise ProfileError(f"the profile's {name} is not a JSON object: {NOT_A_PROFILE}")
+    try:
+        return policy_from_json(document)
+    except InputError as error:
+        raise ProfileError(f"the profile's {name} cannot be used: {error}") from error
+
+
+def _source(document: Any) -> DataSource:
+    fields = JsonFields(document, "a source of pairs")
+    source = DataSource(
+        fields.text("name"), fields.text("sha256"), fields.count("pairs"), fields.count("tasks")
+    )
+    fields.end()
+    return source
+
+
+def _measure(document: Any, name: str) -> Measure:
+    fields = JsonFields(document, f"the measure {name}")
+    measure = Measure(
+        fields.number("value"),
+        fields.optional_number("low"),
+        fields.optional_number("high"),
+        fields.count("n"),
+    )
+    fields.end()
+    return measure
+
+
+def _validation(document: Any) -> Validation:
+    fields = JsonFields(document, "the validation")
+    passed = fields.take("passed")
+    measures = fields.mapping("measures")
+    found = Validation(
+        reasons=fields.texts("reasons"),
+        measures={name: _measure(each, name) for name, each in measures.items()},
+        thresholds=fields.numbers_by_name("thresholds"),
+        data=tuple(_source(each) for each in fields.list_of("data")),
+        policy_sha256=fields.text("policy_sha256"),
+        fingerprint=fields.text("fingerprint"),
+        created=fields.text("created"),
+        command=fields.text("command"),
+        versions=fields.texts_by_name("versions"),
+    )
+    fields.end()
+    if passed is not found.passed:
+        raise ProfileError(
+            "the validation says both that it passed and that it did not: run `patchkv validate`"
+        )
+    return found

@@ -1,0 +1,266 @@
+"""Policies tried on pairs: how far each one's answer is from a full prefill's, and what it costs.
+
+All calibration and validation goes through here. Trials are appended to a log, so that a run that
+was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from patchkv_agents import __version__
+from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_result
+from patchkv_agents.baselines.states import SharedStates
+from patchkv_agents.engine import Engine, Reply, Thread
+from patchkv_agents.profiling.answers import same_answer, stale_answer
+from patchkv_agents.profiling.json_log import JsonLog
+from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.ranges import IntArray
+from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.policy_json import policy_to_json
+
+SCHEMA = 1
+MOST_KL = 1e6
+"""What an infinite divergence counts as, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One policy on one pair.
+
+    Attributes:
+        pair: id of the pair.
+        policy_key: of the policy; see `policy_key`.
+        first_token_kl: KL(full prefill || policy) of the first output token, in nats.
+        top1_agree: whether both have the same most likely first token.
+        exact_continuation: whether the first 16 greedy tokens are equal; None where fewer were
+            generated.
+        same_answer: whether the answers are equal after normalisation; None likewise.
+        stale, full_prefill_stale: whether the policy's answer, and the full prefill's, is the one
+            from before the edit; None where that is not known.
+        repair_ratio: share of the suffix that was recomputed.
+        recompute_ratio: rows that ran / rows behind the exact prefix.
+        new_tokens, window_tokens, attention_tokens, tail_tokens: computed rows, by reason.
+        planning_ms, resume_ttft_ms: see `RecoveryReport`; of one run.
+        hunks: edits of the token ids.
+        suffix: aligned tokens behind the first edit.
+    """
+
+    pair: str
+    policy_key: str
+    first_token_kl: float
+    top1_agree: bool
+    exact_continuation: bool | None
+    same_answer: bool | None
+    stale: bool | None
+    full_prefill_stale: bool | None
+    repair_ratio: float
+    recompute_ratio: float
+    new_tokens: int
+    window_tokens: int
+    attention_tokens: int
+    tail_tokens: int
+    planning_ms: float
+    resume_ttft_ms: float
+    hunks: int
+    suffix: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProgress:
+    """Where the trials stand.
+
+    Attributes:
+        done: pairs that are done with.
+        total: of all that have anything to do.
+        doing: the pair that comes now.
+        left_s: how long the rest may take, as far as can be told.
+    """
+
+    done: int
+    total: int
+    doing: str
+    left_s: float | None
+
+
+Observe = Callable[[ContextPair, SharedStates], None]
+"""Looks at the exact states of a pair, `states.exact(pair.old)` and `states.exact(pair.new)`."""
+
+
+def policy_key(policy: RecoveryPolicy) -> str:
+    """Names what a policy does: equal for policies that differ in nothing but their names."""
+    fields = {name: value for name, value in policy_to_json(policy).items() if name != "name"}
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+class Trials:
+    """Runs policies on pairs. The states of one pair are in memory at a time.
+
+    Args:
+        engine: runs everything, on threads whose names begin with `compare/`.
+        pairs: each has a suffix, and fits the model (see `patchkv_agents.profiling.checking`).
+        log: JSONL file to which trials are appended and from which those of earlier runs are
+            taken; None keeps them in memory.
+        answer_tokens: most tokens of each answer; from `CONTINUATION_TOKENS` on, continuations and
+            answers are compared too.
+
+    Raises:
+        InputError: the log is of another model or of answers of another length.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        pairs: Sequence[ContextPair],
+        log: Path | None = None,
+        *,
+        answer_tokens: int = 1,
+    ) -> None:
+        self._engine = engine
+        self._pairs = tuple(pairs)
+        self._answer_tokens = answer_tokens
+        self._found: dict[tuple[str, str], Trial] = {}
+        self._references: dict[str, Reply] = {}  # full prefill's answers, by the pair's digest
+        head = {
+            "schema": SCHEMA,
+            "release": __version__,
+            "fingerprint": engine.fingerprint,
+            "answer_tokens": answer_tokens,
+        }
+        self._log = None if log is None else JsonLog(log, head)
+        for line in () if self._log is None else self._log.lines:
+            self._found[line["digest"], line["trial"]["policy_key"]] = Trial(**line["trial"])
+
+    def run(
+        self,
+        policies: Sequence[RecoveryPolicy],
+        *,
+        observe: Observe | None = None,
+        unobserved: Callable[[ContextPair], bool] = lambda pair: True,
+        progress: Callable[[TrialProgress], None] = lambda state: None,
+    ) -> list[Trial]:
+        """Try every policy on every pair, as far as the log does not have it yet.
+
+        Args:
+            policies: each is told by what it does, not by its name.
+            observe: called once for each pair that is `unobserved`, with its exact states.
+            unobserved: whether a pair has to be looked at.
+            progress: told in front of each pair that has something to do.
+
+        Returns:
+            The trials, pair by pair in the order of the policies.
+
+        Raises:
+            PatchKVError: the model's logits are not numbers.
+        """
+        keys = {policy_key(policy): policy for policy in policies}
+        todo: dict[str, list[RecoveryPolicy]] = {}
+        for pair in self._pairs:
+            missing = [
+                policy for key, policy in keys.items() if (pair.digest, key) not in self._found
+            ]
+            if missing or (observe is not None and unobserved(pair)):
+                todo[pair.id] = missing
+        started = time.perf_counter()
+        for pair in self._pairs:
+            if pair.id not in todo:
+                continue
+            done = list(todo).index(pair.id)
+            left_s = (time.perf_counter() - started) / done * (len(todo) - done) if done else None
+            progress(TrialProgress(done, len(todo), pair.id, left_s))
+            maps = any(policy.selection.needs_map for policy in todo[pair.id])
+            with SharedStates(self._engine, answer_tokens=self._answer_tokens, maps=maps) as states:
+                if observe is not None and unobserved(pair):
+                    observe(pair, states)
+                self._try(pair, states, todo[pair.id], warm_up=not done)
+        found = [
+            self._logged(pair, key) for pair in self._pairs for key in map(policy_key, policies)
+        ]
+        return [trial for trial in found if trial is not None]
+
+    def of(self, policy: RecoveryPolicy) -> list[Trial]:
+        """The trials that there are of a policy, in the order of the pairs."""
+        found = (self._logged(pair, policy_key(policy)) for pair in self._pairs)
+        return [trial for trial in found if trial is not None]
+
+    def _logged(self, pair: ContextPair, key: str) -> Trial | None:
+        """The trial of a pair, which may have had another id when it was logged."""
+        trial = self._found.get((pair.digest, key))
+        return None if trial is None else replace(trial, pair=pair.id)
+
+    def _try(
+        self,
+        pair: ContextPair,
+        states: SharedStates,
+        policies: Sequence[RecoveryPolicy],
+        *,
+        warm_up: bool,
+    ) -> None:
+        if policies and pair.digest not in self._references:
+            self._references[pair.digest] = states.exact(pair.new).reply
+        for number, policy in enumerate(policies):
+            origin = states.stored(pair.old, policy.precision).thread
+            if warm_up and number == 0:  # no first call of a process is timed
+                self._resume(states, origin, pair, policy)
+            reply = self._resume(states, origin, pair, policy)
+            trial = self._trial(pair, policy, self._references[pair.digest], reply)
+            self._found[pair.digest, trial.policy_key] = trial
+            if self._log is not None:
+                self._log.append([{"digest": pair.digest, "trial": asdict(trial)}])
+
+    def _resume(
+        self, states: SharedStates, origin: Thread, pair: ContextPair, policy: RecoveryPolicy
+    ) -> Reply:
+        thread, reply = states.resume(origin, pair.new, policy, max_new_tokens=self._answer_tokens)
+        states.release(thread)
+        return reply
+
+    def _trial(
+        self, pair: ContextPair, policy: RecoveryPolicy, reference: Reply, reply: Reply
+    ) -> Trial:
+        result = method_result(reference, [reply])
+        answers = self._answer_tokens >= CONTINUATION_TOKENS
+        stale_known = answers and bool(pair.stale_answers)
+        stale, stale_before = (
+            stale_answer(each.text, pair.stale_answers, pair.answers) if stale_known else None
+            for each in (reply, reference)
+        )
+        report, plan = reply.report, reply.plan
+        return Trial(
+            pair=pair.id,
+            policy_key=policy_key(policy),
+            first_token_kl=min(result.first_token_kl, MOST_KL),
+            top1_agree=result.top1_agree,
+            exact_continuation=result.exact_continuation if answers else None,
+            same_answer=same_answer(reply.text, reference.text) if answers else None,
+            stale=stale,
+            full_prefill_stale=stale_before,
+            repair_ratio=report.repair_ratio,
+            recompute_ratio=report.recompute_ratio,
+            new_tokens=report.new,
+            window_tokens=report.window,
+            attention_tokens=report.attention,
+            tail_tokens=report.tail,
+            planning_ms=report.planning_ms,
+            resume_ttft_ms=report.resume_ttft_ms,
+            hunks=_gaps(plan.aligned),
+            suffix=int(plan.suffix.sum()),
+        )
+
+
+def _gaps(aligned: IntArray) -> int:
+    """Edits of the token ids, from the old position of each new token (-1 where it is new)."""
+    new = np.flatnonzero(aligned >= 0)
+    if not len(new):
+        return 1
+    old = aligned[new]
+    between = (np.diff(new) > 1) | (np.diff(old) > 1)
+    in_front, behind = new[0] > 0 or old[0] > 0, new[-1] < len(aligned) - 1
+    return int(between.sum()) + int(in_front) + int(behind)

@@ -1,0 +1,54 @@
+"""A profile to test with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from patchkv_agents.profiling.profile import (
+    DataSource,
+    Measure,
+    Profile,
+    Validation,
+    policy_sha256,
+)
+from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, WindowModel
+
+POLICY = replace(
+    RecoveryPolicy.default(),
+    window_tokens=32,
+    window_model=WindowModel(0.5, (0.1, 0.2, -0.3, 0.0, 0.0, 1e-3)),
+    most_repaired=0.1,
+    stop=MeasuredStop(0.25),
+)
+
+
+def profile_of(policy: RecoveryPolicy = POLICY, **fields: Any) -> Profile:
+    given: dict[str, Any] = {
+        "model": "smollm2",
+        "fingerprint": "f" * 32,
+        "policy": policy,
+        "published": RecoveryPolicy.published(),
+        "data": (DataSource("pairs.jsonl", "ab" * 32, 24, 8),),
+        "fit": {"calibration_tasks": ["a", "b"], "window": {"tau": 0.25}},
+        "versions": {"torch": "2.13.0"},
+        "created": "2031-01-21T17:41:05Z",
+        "command": "patchkv profile smollm2 --quick",
+    }
+    return Profile(**{**given, **fields})
+
+
+def passed(profile: Profile, *reasons: str) -> Profile:
+    """The profile with a validation of its policy; not passed where reasons are given."""
+    validation = Validation(
+        reasons=reasons,
+        measures={"first_token_kl_median": Measure(0.001, 0.0005, 0.002, 24)},
+        thresholds={"first_token_kl_median": 0.005},
+        data=(DataSource("pairs.jsonl", "cd" * 32, 24, 8),),
+        policy_sha256=policy_sha256(profile.policy),
+        fingerprint=profile.fingerprint,
+        created="2031-01-21T18:00:00Z",
+        command="patchkv validate smollm2",
+        versions={"torch": "2.13.0"},
+    )
+    return replace(profile, validation=validation)

@@ -1,0 +1,34 @@
+"""Synthetic pairs: always the same, eight tasks of three kinds, and fit for profiling."""
+
+from __future__ import annotations
+
+from patchkv_agents.alignment import align
+from patchkv_agents.context import render
+from patchkv_agents.profiling.checking import usable
+from patchkv_agents.profiling.pairs import split
+from patchkv_agents.profiling.quick import TASKS, quick_pairs
+from tests.engine.models import tiny_engine
+
+
+def test_pairs_are_always_the_same_and_of_three_kinds_in_eight_tasks():
+    pairs = quick_pairs()
+    assert pairs == quick_pairs() and pairs.sha256 == quick_pairs().sha256
+    assert pairs.tasks == TASKS == 8 and pairs.skipped == ()
+    assert [p.kind for p in pairs.pairs] == ["refresh", "clear", "summarize"] * TASKS
+    calibration, validation = split(pairs.pairs)
+    assert len(calibration) == len(validation) == 12
+
+
+def test_every_pair_is_usable_and_edits_differ_in_size_and_place(smollm2_tokenizer):
+    engine = tiny_engine(smollm2_tokenizer, 8192)
+    pairs = quick_pairs().pairs
+    kept, skipped = usable(engine, pairs)
+    assert (kept, skipped) == (pairs, ())
+    lengths, places = [], []
+    for pair in pairs:
+        old, new = (render(each, smollm2_tokenizer).token_ids for each in (pair.old, pair.new))
+        alignment = align(old, new)
+        lengths.append(len(new))
+        places.append(alignment.prefix / len(new))
+    assert min(lengths) < 1500 and 2600 < max(lengths) < 3000
+    assert min(places) < 0.3 < 0.5 < max(places)

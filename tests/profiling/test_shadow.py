@@ -1,0 +1,176 @@
+"""Shadow checks: they find what recovery got wrong, and whoever asks never waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from patchkv_agents.baselines import DIRECT_REUSE
+from patchkv_agents.context import ThreadKey
+from patchkv_agents.divergence import first_token_kl
+from patchkv_agents.engine import Engine
+from patchkv_agents.errors import InputError, PatchKVError
+from patchkv_agents.profiling import shadow as module
+from patchkv_agents.profiling.shadow import Shadow, ShadowChecks, ShadowResult
+from patchkv_agents.recovery import RecoveryPolicy
+from tests.engine.models import tiny_engine
+
+THREAD = ThreadKey("t", "")
+IDS = np.arange(300)
+EXACT = torch.tensor([0.0, 1.0, 2.0])
+OTHER = torch.tensor([2.0, 1.0, 0.0])
+
+
+def offered(shadow: Shadow, *logits: torch.Tensor) -> None:
+    for each in logits:
+        shadow.offer(THREAD, "patchkv", IDS, each)
+
+
+def test_a_divergence_is_found_and_told():
+    told: list[ShadowResult] = []
+    shadow = Shadow(ShadowChecks(1.0, report=told.append), lambda ids, give_way: EXACT)
+    assert shadow.summary().first_token_kl_max is None
+    for logits in (EXACT, OTHER):
+        offered(shadow, logits)
+        shadow.flush()
+    found = shadow.summary()
+    kl = first_token_kl(EXACT, OTHER)
+    assert (found.checks, found.agreed, found.dropped, found.failed) == (2, 1, 0, 0)
+    assert found.first_token_kl_max == kl and found.first_token_kl_median == kl / 2
+    assert [result.top1_agree for result in told] == [True, False]
+    assert told[1].first_token_kl == kl and told[1].thread == THREAD and told[1].tokens == 300
+    shadow.close()
+
+
+def test_the_share_is_that_of_the_sample_and_the_seed_repeats_it():
+    def sample(seed: int) -> list[int]:
+        checked: list[int] = []
+        shadow = Shadow(
+            ShadowChecks(0.25, seed=seed), lambda ids, give_way: checked.append(len(ids)) or EXACT
+        )
+        for number in range(200):
+            shadow.offer(THREAD, "patchkv", IDS[: number + 1], EXACT)
+            shadow.flush()
+        return checked
+
+    first = sample(1)
+    assert 30 <= len(first) <= 70 and sample(1) == first != sample(2)
+    for share in (0.0, 1.1, float("nan")):
+        with pytest.raises(InputError):
+            ShadowChecks(share)
+
+
+def test_one_waits_and_more_are_dropped_without_anybody_waiting():
+    go = threading.Event()
+    shadow = Shadow(ShadowChecks(1.0), lambda ids, give_way: go.wait(30) and EXACT)
+    started = time.perf_counter()
+    offered(shadow, *[OTHER] * 5)
+    assert time.perf_counter() - started < 5.0
+    assert shadow.summary().dropped == 3
+    go.set()
+    shadow.flush()
+    assert shadow.summary().checks == 2
+
+
+def test_errors_reach_nobody_and_are_counted(caplog):
+    def broken(result: ShadowResult) -> None:
+        raise RuntimeError("the reporter broke")
+
+    def prefill(ids, give_way):
+        if len(ids) == 1:
+            raise PatchKVError("the model broke")
+        return torch.full((3,), float("nan")) if len(ids) == 2 else EXACT
+
+    shadow = Shadow(ShadowChecks(1.0, report=broken), prefill)
+    for tokens in (1, 2, 3):
+        shadow.offer(THREAD, "patchkv", IDS[:tokens], EXACT)
+        shadow.flush()
+    assert (shadow.summary().checks, shadow.summary().failed) == (1, 3)
+    assert "the model broke" in caplog.text and "the reporter broke" in caplog.text
+
+
+def test_a_check_waits_while_somebody_is_answered_but_not_for_ever(monkeypatch):
+    passed = threading.Event()
+
+    def prefill(ids, give_way):
+        give_way()
+        passed.set()
+        return EXACT
+
+    shadow = Shadow(ShadowChecks(1.0), prefill)
+    with shadow.answering():
+        offered(shadow, EXACT)
+        assert not passed.wait(0.1)
+    assert passed.wait(30)
+    shadow.flush()
+    passed.clear()
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    with shadow.answering():
+        offered(shadow, EXACT)
+        assert passed.wait(30)
+
+
+def test_closing_gives_up_what_waits():
+    def prefill(ids, give_way):
+        while True:
+            give_way()
+
+    shadow = Shadow(ShadowChecks(1.0), prefill)
+    with shadow.answering():
+        offered(shadow, EXACT, EXACT)
+        shadow.close()
+    offered(shadow, EXACT)
+    shadow.flush()
+    assert shadow.summary().checks == shadow.summary().failed == 0
+
+
+def messages(weather: str):
+    return [
+        {"role": "user", "content": f"It {weather}. What follows?"},
+        {"role": "user", "content": "Say why that is, and what else you know. " * 30},
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_tokenizer) -> Engine:
+    plain = tiny_engine(smollm2_tokenizer, 1024)
+    return Engine(plain.adapter.model, smollm2_tokenizer, shadow=ShadowChecks(1.0))
+
+
+def test_an_engine_checks_its_approximate_answers(engine):
+    """The planted divergence: nothing behind the edit is repaired. The exact answer is known."""
+    exact = engine.thread("exact").generate(messages("snows"), max_new_tokens=1)
+    thread = engine.thread("edited")
+    thread.generate(messages("rains"), max_new_tokens=1)
+    thread.suspend()
+    engine.shadow.flush()
+    assert engine.shadow.summary().checks == 0  # nothing was approximate yet
+    policy = replace(DIRECT_REUSE, name="none")
+    reply = thread.generate(messages("snows"), max_new_tokens=4, policy=policy)
+    engine.shadow.flush()
+    found = engine.shadow.summary()
+    expected = first_token_kl(exact.first_logits, reply.first_logits)
+    assert found.checks == 1 and expected > 1e-3
+    assert found.first_token_kl_max == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_closed_stream_is_checked_once_it_is_complete(engine):
+    before = engine.shadow.summary().checks
+    thread = engine.thread("stream")
+    thread.generate(messages("rains"), max_new_tokens=1)
+    thread.suspend()
+    policy = RecoveryPolicy("short", window_tokens=32, attention_fraction=0.0, tail_tokens=32)
+    stream = thread.stream(messages("snows"), max_new_tokens=8, policy=policy)
+    next(stream)
+    stream.close()  # the client went away: there is no answer to check
+    engine.shadow.flush()
+    assert engine.shadow.summary().checks == before
+    for chunk in thread.stream(messages("hails"), max_new_tokens=2, policy=policy):
+        last = chunk
+    engine.shadow.flush()
+    assert last.reply is not None and engine.shadow.summary().checks == before + 1
