@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+# Two test processes, a core each where there are two; PYTEST_ARGS="-n 0 ..." runs all in one.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ demo: $(READY)
 	@$(BIN)/patchkv demo
 
 test: $(READY)
-	@OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_WAIT_POLICY=passive $(BIN)/python $(PYTEST) $(PYTEST_ARGS)
 
 # What touches Transformers' internals, on the oldest supported release and the hub client it needs.
 test-oldest: $(READY)
@@ -26,7 +28,7 @@ test-oldest: $(READY)
 	  "transformers==$(OLDEST_TRANSFORMERS)" "huggingface_hub>=1.5,<2"
 	@PYTHONPATH=$(OLDEST) $(BIN)/python -c "import transformers as t; \
 	  assert t.__version__ == '$(OLDEST_TRANSFORMERS)', t.__version__"
-	@OMP_WAIT_POLICY=passive PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -p no:cacheprovider \
+	@OMP_WAIT_POLICY=passive PYTHONPATH=$(OLDEST) $(BIN)/python $(PYTEST) -p no:cacheprovider \
 	  tests/engine/test_adapter.py tests/engine/test_attention.py tests/engine/test_blend.py \
 	  tests/engine/test_families.py \
 	  tests/engine/test_rope_types.py tests/engine/test_support.py tests/engine/test_probe.py \

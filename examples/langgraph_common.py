@@ -96,7 +96,7 @@ def show_log(versions: Iterable[ContextVersion]) -> set[tuple[str, str | None]]:
 def show_report(reply: Reply) -> bool:
     """Print how a reply's state came about. Returns whether most of it was recovered."""
     report = reply.report
-    computed = report.new + report.window + report.attention + report.tail
+    computed = report.computed
     print(
         f"  {report.tokens} tokens: {report.prefix} kept, {computed} computed, "
         f"{report.restored} restored; first token after {report.resume_ttft_ms:.0f} ms"

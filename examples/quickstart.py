@@ -37,7 +37,7 @@ print("after: ", reply.text)
 report = reply.report
 print(
     f"{report.tokens} tokens: {report.prefix} exact, "
-    f"{report.new + report.window + report.attention + report.tail} computed, "
+    f"{report.computed} computed, "
     f"{report.restored} restored; first token after {report.resume_ttft_ms:.0f} ms; "
     f"exact: {report.is_exact}"
 )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from patchkv_agents.engine.observing import Answered, Observer
     from patchkv_agents.recovery.report import RecoveryReport
 
-_LABELS = ("prefix", "new", "window", "attention", "tail", "restored")
+_LABELS = ("prefix", "new", "window", "attention", "tail", "deviation", "aged", "restored")
 _MEASURES = (
     "recompute_ratio",
     "repair_ratio",

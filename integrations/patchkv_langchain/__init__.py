@@ -6,7 +6,7 @@ middleware needs LangChain itself, which the extra `langchain` installs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from patchkv_agents.lazy import lazy_exports
 
@@ -27,7 +27,7 @@ __all__ = [
     "tracked",
 ]
 
-_get, __dir__ = lazy_exports(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "ChatPatchKV": "patchkv_langchain.chat",
@@ -38,17 +38,7 @@ _get, __dir__ = lazy_exports(
         "declared_edits": "patchkv_langchain.records",
         "tracked": "patchkv_langchain.records",
     },
+    installed_by=dict.fromkeys(
+        ("langchain", "langgraph", "langchain_core"), "patchkv-agents[langchain]"
+    ),
 )
-
-
-def __getattr__(name: str) -> Any:
-    try:
-        return _get(name)
-    except ModuleNotFoundError as error:
-        if error.name != "langchain" and not str(error.name).startswith("langchain."):
-            raise
-        raise ImportError(
-            f"{name} needs LangChain, which is not installed: pip install "
-            "'patchkv-agents[langchain]'",
-            name=error.name,
-        ) from error

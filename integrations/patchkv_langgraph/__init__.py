@@ -48,4 +48,5 @@ __getattr__, __dir__ = lazy_exports(
         "track_edits": "patchkv_langgraph.nodes",
         "versioned_messages": "patchkv_langgraph.reducer",
     },
+    installed_by={"langgraph": "langgraph", "langchain_core": "langgraph"},
 )

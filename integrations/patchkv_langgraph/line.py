@@ -129,6 +129,7 @@ class Line:
     def place(self, checkpoint: str, messages: Sequence[Any]) -> ContextVersion:
         """The version of these messages, at this checkpoint; committed if there is none."""
         with self._lock:
+            self._read_new()
             return self._placed(checkpoint, self._snapshots.take(messages))
 
     def _open(
@@ -158,7 +159,6 @@ class Line:
         return step
 
     def _placed(self, checkpoint: str, values: tuple[Message, ...]) -> ContextVersion:
-        self._read_new()
         start = self._starts.get(checkpoint)
         if start is not None and self._has(start, values):
             return self._history.get(start)
@@ -283,5 +283,7 @@ def _digest(messages: Iterable[Message]) -> int:
 
 
 def _changes(old: Sequence[Message], new: Sequence[Message]) -> int:
-    """How many messages went or came."""
-    return len(set(old) ^ set(new))
+    """How many messages went, came, or became others under the same id."""
+    gone, came = set(old).difference(new), set(new).difference(old)
+    names = {message.id for message in gone} & {message.id for message in came} - {None}
+    return len(gone) + len(came) - len(names)

@@ -76,11 +76,11 @@ def marked_edits(
     old = {message.id: message for message in before if message.id is not None}
     edits = []
     for message in after:
-        mark = mark_of(message)
-        if mark is None or message.id is None or message.id not in old:
+        earlier = None if message.id is None else old.get(message.id)
+        if earlier is None or earlier is message or message.id is None:
             continue
-        earlier = old[message.id]
-        if mark == mark_of(earlier) or message.content == earlier.content:
+        mark = mark_of(message)
+        if mark is None or mark == mark_of(earlier) or message.content == earlier.content:
             continue
         edits.append(
             Edit.declare(

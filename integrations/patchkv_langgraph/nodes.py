@@ -19,7 +19,7 @@ from patchkv_langgraph.history import GraphHistory
 from patchkv_langgraph.line import Line
 from patchkv_langgraph.marks import edit_kind, marked_edits
 from patchkv_langgraph.signatures import with_keyword
-from patchkv_langgraph.tasks import NodeTask, Reducer, message_updates, messages_in
+from patchkv_langgraph.tasks import NodeTask, Reducer, message_updates, messages_in, state_read
 
 Node = TypeVar("Node", bound=Callable[..., Any] | Runnable[Any, Any])
 
@@ -124,8 +124,11 @@ class _Tracker:
             is_call = isinstance(state, Mapping) and state.get("__type") == "tool_call_with_context"
             context = state["state"] if is_call else {}
         messages = messages_in(context, self.messages_key)
-        if messages is None and not task.is_sent:
-            messages = []  # a node whose schema leaves them out, or a state that has none yet
+        if messages is None:
+            # A node whose schema leaves them out, one that was sent something else, or a state that
+            # has none yet.
+            found = state_read(config, self.messages_key)
+            messages = messages_in(found, self.messages_key) or ([] if not task.is_sent else None)
         before = () if messages is None else line.begin(messages)
         return _Recording(self, task, line, messages, before)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.errors import EmptyChannelError
 from langgraph.types import Command, Overwrite
 
 from patchkv_agents.errors import ContextError
@@ -77,6 +78,18 @@ def messages_in(state: Any, key: str) -> list[Any] | None:
         return list(state)
     found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, None)
     return list(found) if isinstance(found, list | tuple) else None
+
+
+def state_read(config: RunnableConfig | None, key: str) -> Any:
+    """A value of the graph's state as the step began, whatever the node was given; None if unknown.
+
+    By what LangGraph puts in the configuration for conditional edges and `ToolNode`.
+    """
+    read = (config or {}).get("configurable", {}).get("__pregel_read")
+    try:
+        return None if read is None else read(key)
+    except (KeyError, EmptyChannelError):
+        return None
 
 
 def message_updates(result: Any, key: str, *, scope: str | None = None) -> Iterator[Any]:

@@ -28,6 +28,8 @@ _STRIP = (
     (RowLabel.WINDOW, "▓", "yellow", "recomputed: right behind an edit"),
     (RowLabel.TAIL, "▚", "bright_magenta", "recomputed: last prompt tokens"),
     (RowLabel.ATTENTION, "▒", "bright_red", "recomputed: received much attention"),
+    (RowLabel.DEVIATION, "▒", "red", "recomputed: differed most from the stored state"),
+    (RowLabel.AGED, "▒", "magenta", "recomputed: restored over too many edits"),
     (RowLabel.NEW, "+", "bright_blue", "new: had no state"),
 )
 _EXCERPT = 150

@@ -23,9 +23,9 @@ SAMPLED_LAYERS = 8
 """Layers that are sampled, evenly spaced."""
 
 
-def sampled_layers(layers: Sequence[int], most: int = SAMPLED_LAYERS) -> frozenset[int]:
-    """Up to `most` of the layers, evenly spaced, the last one included."""
-    count = min(most, len(layers))
+def sampled_layers(layers: Sequence[int]) -> frozenset[int]:
+    """Up to `SAMPLED_LAYERS` of the layers, evenly spaced, the last one included."""
+    count = min(SAMPLED_LAYERS, len(layers))
     return frozenset(layers[int(n)] for n in np.linspace(len(layers) - 1, 0, count).round())
 
 

@@ -12,7 +12,7 @@ from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.blend import blend_rows
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MAP_LAYERS, MapCapture
+from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.engine.measured_stop import measured_rows
 from patchkv_agents.engine.question import run_question_blocks
 from patchkv_agents.ranges import IntArray
@@ -95,7 +95,7 @@ def _map_capture(
     adapter: ModelAdapter, plan: RecoveryPlan, old: Checkpoint, policy: RecoveryPolicy
 ) -> MapCapture | None:
     """Collects the block map if the policy needs one, or goes on with the one that there is."""
-    layers = sampled_layers(adapter.scored_layers, MAP_LAYERS)
+    layers = map_layers(adapter.scored_layers)
     if not layers or not (policy.selection.needs_map or old.block_map):
         return None
     return MapCapture(

@@ -32,6 +32,12 @@ class Ancestors:
         self._found: set[str] = set()
         self._firsts: set[str] = set()
 
+    def copy(self) -> Ancestors:
+        """One that knows of the same cuts, for a fork."""
+        other = Ancestors()
+        other._firsts = set(self._firsts)
+        return other
+
     def cut(self, version: str) -> None:
         """A version came from none, whatever the history says."""
         self._firsts.add(version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,9 +12,18 @@ from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
 from patchkv_kernels import add_block_mass
 
 MAP_LAYERS = 4
-"""Layers that are sampled, evenly spaced."""
+"""Layers that are sampled, in the middles of as many equal parts of the model."""
 MAP_ROW_STRIDE = 8
-"""On a CPU, one of so many rows stands for them: a block of 32 has four."""
+"""On a CPU, one of so many rows stands for them: a block of 32 has four. What a block received then
+has rank correlation 0.984 with the map of all rows (one in four: 0.993, in 16: 0.973; medians over
+blocks of a context of 2,500 tokens, SmolLM2-135M); another choice of layers makes as much of a
+difference."""
+
+
+def map_layers(layers: Sequence[int]) -> frozenset[int]:
+    """Up to `MAP_LAYERS` of the layers."""
+    picks = range(1, 2 * MAP_LAYERS, 2) if layers else ()
+    return frozenset(layers[pick * len(layers) // (2 * MAP_LAYERS)] for pick in picks)
 
 
 class MapCapture:

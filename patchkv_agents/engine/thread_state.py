@@ -88,6 +88,7 @@ class ThreadState:
         self.sequence, self._forgotten = sequence, other._forgotten
         self.replies, self._known = other.replies.copy(), dict(other._known)
         self._last, self._makers = other._last, other._makers.copy()
+        self._ancestors = other._ancestors.copy()
 
     def suspend(self) -> None:
         """Store the KV state in CPU memory and, if there is a store, save it there."""

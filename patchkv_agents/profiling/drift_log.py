@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,7 @@ class DriftLog:
             "block_size": block_size,
         }
         self._log = JsonLog(path, head)
-        self._found = {
-            line["digest"]: [Observation.from_json(each) for each in line["observations"]]
-            for line in self._log.lines
-        }
+        self._found = dict(self._log.read(_logged_observations))
 
     def has(self, pair: ContextPair) -> bool:
         """Whether a pair was observed."""
@@ -54,6 +52,11 @@ class DriftLog:
             [{"digest": pair.digest, "observations": [each.to_json() for each in found]}]
         )
         self._found[pair.digest] = found
+
+
+def _logged_observations(line: Mapping[str, Any]) -> tuple[str, list[Observation]]:
+    """The digest of a pair, and its observations, from a line of the log."""
+    return line["digest"], [Observation.from_json(each) for each in line["observations"]]
 
 
 class _Live:

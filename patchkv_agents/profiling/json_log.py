@@ -4,52 +4,77 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from patchkv_agents.errors import InputError
+
+Entry = TypeVar("Entry")
 
 
 class JsonLog:
     """A JSONL file to which a run appends, and from which the next one goes on.
-
-    Attributes:
-        lines: what it holds, without its head.
 
     Args:
         path: made if it does not exist. A last line that was not written to its end is dropped.
         head: what the lines belong to; the first line of the file.
 
     Raises:
-        InputError: the file has another head, or a line is not JSON.
+        InputError: the file has another head, a line is no JSON object, or it cannot be written.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = path.read_bytes() if path.exists() else b""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise InputError(
+                f"what was done cannot be kept in {path} ({error.strerror or error}): choose "
+                "another --out"
+            ) from error
         whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            os.truncate(path, len(whole))
         try:
             found = [json.loads(line) for line in whole.splitlines()]
         except ValueError as error:
-            raise InputError(f"{path} is damaged: delete it and run again") from error
-        if not found:
-            self.append([head])
-        elif found[0] != head:
-            differing = [key for key in head if dict(found[0]).get(key) != head[key]]
+            raise self._damaged() from error
+        if not all(isinstance(line, dict) for line in found):
+            raise self._damaged()
+        first = found[0] if found else {}
+        if found and first != head or not found and not _line(head).startswith(content):
+            differing = [key for key in head if first.get(key) != head[key]]
             raise InputError(
                 f"{path} is of another run (it differs in {', '.join(differing) or 'its form'}): "
                 "delete it, or choose another --out"
             )
-        self.lines: list[dict[str, Any]] = found[1:]
+        if whole != content:
+            os.truncate(path, len(whole))
+        if not found:
+            self.append([head])
+        self._lines: list[dict[str, Any]] = found[1:]
+
+    def read(self, entry: Callable[[dict[str, Any]], Entry]) -> list[Entry]:
+        """What `entry` makes of each line that was there at first, without the head.
+
+        Raises:
+            InputError: of one it can make nothing.
+        """
+        try:
+            return [entry(line) for line in self._lines]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> InputError:
+        return InputError(f"{self._path} is damaged: delete it and run again")
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write lines; they are on disk then."""
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         with self._path.open("ab") as file:
-            file.write(text.encode())
+            file.write(b"".join(map(_line, lines)))
             file.flush()
             os.fsync(file.fileno())
+
+
+def _line(line: Mapping[str, Any]) -> bytes:
+    return (json.dumps(line, allow_nan=False) + "\n").encode()

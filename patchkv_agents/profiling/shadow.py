@@ -6,13 +6,14 @@ effect on them. A check runs while nobody is answered; what is being checked nev
 
 from __future__ import annotations
 
+import atexit
 import logging
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ PATIENCE_S = 30.0
 """How long a check waits for a pause before it takes turns with those who are answered."""
 
 _KEPT_RESULTS = 1_000
+_MOST_PENDING = 2  # one is checked, one waits
 _LOG = logging.getLogger(__name__)
 
 ExactLogits = Callable[[IntArray, Callable[[], None]], torch.Tensor]
@@ -117,13 +119,14 @@ class Shadow:
         self._settings = settings
         self._exact_logits = exact_logits
         self._sample = random.Random(settings.seed)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-shadow")
-        self._room = threading.Semaphore(2)  # one is checked, one waits
         self._changed = threading.Condition()
         self._answering = self._pending = 0
+        self._waiting: deque[tuple[ThreadKey, str, IntArray, torch.Tensor]] = deque()
+        self._worker: threading.Thread | None = None
         self._checks = self._agreed = self._dropped = self._failed = 0
         self._kls: deque[float] = deque(maxlen=_KEPT_RESULTS)
         self._stopped = False
+        _LIVE.add(self)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -150,14 +153,20 @@ class Shadow:
         with self._changed:
             if self._stopped or self._sample.random() >= self._settings.share:
                 return
-            if not self._room.acquire(blocking=False):
+            if self._pending == _MOST_PENDING:
                 self._dropped += 1
                 return
+            if self._worker is None:
+                # The end of the process does not wait for it to be done: see `_close_all`.
+                worker = threading.Thread(target=self._work, name="patchkv-shadow", daemon=True)
+                try:
+                    worker.start()
+                except RuntimeError:  # no thread can be had, or the interpreter is on its way out
+                    self._dropped += 1
+                    return
+                self._worker = worker
             self._pending += 1
-        try:
-            self._worker.submit(self._run, thread, policy, token_ids, logits)
-        except RuntimeError:  # the interpreter is on its way out
-            self._ended()
+            self._waiting.append((thread, policy, token_ids, logits))
 
     def summary(self) -> ShadowSummary:
         """What was checked so far."""
@@ -182,7 +191,19 @@ class Shadow:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._worker.shutdown(wait=True)
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def _work(self) -> None:
+        """Check what waits; ends where nothing does, so that no idle thread holds the engine."""
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._worker = None
+                    return
+                entry = self._waiting.popleft()
+            self._run(*entry)
 
     def _run(
         self, thread: ThreadKey, policy: str, token_ids: IntArray, logits: torch.Tensor
@@ -198,7 +219,9 @@ class Shadow:
                 self._failed += 1
             _LOG.exception("a shadow check failed")
         finally:
-            self._ended()
+            with self._changed:
+                self._pending -= 1
+                self._changed.notify_all()
 
     def _check(
         self, thread: ThreadKey, policy: str, token_ids: IntArray, logits: torch.Tensor
@@ -219,22 +242,23 @@ class Shadow:
         """Wait while anybody is answered, as long as there is patience.
 
         Raises:
-            ShadowStopped: the checks were closed, or the process ends.
+            ShadowStopped: the checks were closed.
         """
         with self._changed:
-            while self._answering and not self._is_over():
+            while self._answering and not self._stopped:
                 left_s = patient_until - time.monotonic()
                 if left_s <= 0:
                     break
-                self._changed.wait(min(left_s, 0.5))  # looks for the end of the process
-            if self._is_over():
+                self._changed.wait(left_s)
+            if self._stopped:
                 raise ShadowStopped
 
-    def _is_over(self) -> bool:
-        return self._stopped or not threading.main_thread().is_alive()
 
-    def _ended(self) -> None:
-        self._room.release()
-        with self._changed:
-            self._pending -= 1
-            self._changed.notify_all()
+_LIVE: weakref.WeakSet[Shadow] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Give up all checks at the end of the process, which runs on until then only for a moment."""
+    for shadow in list(_LIVE):
+        shadow.close()

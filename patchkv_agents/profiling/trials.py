@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -135,8 +136,8 @@ class Trials:
             "answer_tokens": answer_tokens,
         }
         self._log = None if log is None else JsonLog(log, head)
-        for line in () if self._log is None else self._log.lines:
-            self._found[line["digest"], line["trial"]["policy_key"]] = Trial(**line["trial"])
+        for digest, trial in [] if self._log is None else self._log.read(_logged_trial):
+            self._found[digest, trial.policy_key] = trial
 
     def run(
         self,
@@ -253,6 +254,11 @@ class Trials:
             hunks=_gaps(plan.aligned),
             suffix=int(plan.suffix.sum()),
         )
+
+
+def _logged_trial(line: Mapping[str, Any]) -> tuple[str, Trial]:
+    """The digest of a pair, and its trial, from a line of the log."""
+    return line["digest"], Trial(**line["trial"])
 
 
 def _gaps(aligned: IntArray) -> int:

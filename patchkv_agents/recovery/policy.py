@@ -193,26 +193,29 @@ class RecoveryPolicy:
 
     @classmethod
     def default(cls) -> RecoveryPolicy:
-        """A fixed window, attention blocks and the query tail: an approximation.
+        """A window behind each edit and the query tail, a tenth of the suffix: an approximation.
 
-        The sizes are fixed until a profile fitted to the model replaces them.
+        The sizes are those that won for the embedded model; a profile fitted to the model at hand
+        replaces them. Blocks that received much attention are not recomputed: beside window and
+        tail they bought nothing.
         """
         return cls(
             "patchkv",
-            window_tokens=128,
-            attention_fraction=0.015,
+            window_tokens=32,
+            attention_fraction=0.0,
             tail_tokens=64,
             precision=PrecisionPolicy(),
+            most_repaired=0.1,
         )
 
     @classmethod
     def published(cls) -> RecoveryPolicy:
-        """The paper's method, as far as its parts exist: an approximation.
+        """The paper's method without its offline profile: an approximation.
 
         The tokens that received most attention (1.5 % of the suffix) are recomputed in whole
-        blocks, of the tail only the last token, and blocks are stored at mixed precision. Not
-        there yet: the length of the dirty window, which the paper predicts for each edit by a
-        regression on offline profiles, is fixed; and the thresholds of precision are defaults.
+        blocks, of the tail only the last token, and blocks are stored at mixed precision. The
+        length of the dirty window, which the paper predicts for each edit by a regression, and
+        the thresholds of precision are defaults here: a profile's `published` has fitted ones.
         """
         return cls(
             "patchkv_published",

@@ -65,6 +65,11 @@ class RecoveryReport:
     recompute_ms: float
     resume_ttft_ms: float
 
+    @property
+    def computed(self) -> int:
+        """Tokens whose rows ran through the model."""
+        return self.tokens - self.prefix - self.restored
+
     @classmethod
     def of_plan(
         cls, plan: RecoveryPlan, *, policy: str, fallback_reason: str | None, **measured: Any

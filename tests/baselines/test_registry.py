@@ -45,10 +45,11 @@ EVERYTHING = replace(
     most_generations=2,
 )
 PARTS = {
-    "no_attention": {"attention_fraction"},
+    "attention": {"attention_fraction"},
     "no_window": {"window_tokens", "window_model", "stop"},
     "no_tail": {"tail_tokens"},
-    **dict.fromkeys(("contiguous", "edited", "combined", "question"), {"selection"}),
+    "contiguous": {"selection"},
+    **dict.fromkeys(("edited", "combined", "question"), {"selection", "attention_fraction"}),
     "stop": {"stop"},
     "budget": {"most_generations"},
     "uncapped": {"most_repaired"},
@@ -97,7 +98,7 @@ def test_a_profile_gives_its_policies_and_their_ablations():
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_runs_as_its_name_says(name):
     """On one edit: which rows are computed, and in which formats the others were stored."""
-    old, policy = random_ids(1, 600), method(name)
+    old, policy = random_ids(1, 2000), method(name)
     sequence = sequence_of(tiny_model("llama"))
     sequence.resume(old, policy)
     sequence.suspend()
@@ -115,24 +116,29 @@ def test_every_method_runs_as_its_name_says(name):
     computed = {label.name: plan.count(label) for label in RowLabel if plan.count(label)}
     del computed["PREFIX" if name in lossless else "RESTORED"]
     computed.pop("RESTORED", None)
-    # 490 tokens behind the edit at 100 to 114; blocks of 32 from token 0. A contiguous window has
-    # as many rows as the default, the last token among them. Random weights drift so far that a
-    # measured stop comes only with the longest window, 256 tokens, which a fourth block would pass.
-    window, tail = 256 - 114, 604 - 512
+    # 1890 tokens behind the edit at 100 to 114, of which 189 may be computed; blocks of 32 from
+    # token 0. A contiguous window has as many rows as the default, the last token among them.
+    # Random weights drift so far that a measured stop ends only where nothing more has room.
+    # Two blocks of attention leave room for the window's first block alone.
+    window, tail = 160 - 114, 2004 - 1920
+    selected = {"NEW": 14, "WINDOW": 128 - 114, "TAIL": tail, "ATTENTION": 64}
     assert computed == {
-        "prefix_cache": {"NEW": 14, "WINDOW": 490},
+        "prefix_cache": {"NEW": 14, "WINDOW": 1890},
         "direct_reuse": {"NEW": 14, "TAIL": 1},
-        "cacheblend": {"NEW": 14, "TAIL": 32, "DEVIATION": int(0.16 * 458)},
-        "cacheblend_released": {"NEW": 14, "TAIL": 32, "DEVIATION": int(0.16 * 458)},
+        "cacheblend": {"NEW": 14, "TAIL": 32, "DEVIATION": int(0.16 * 1858)},
+        "cacheblend_released": {"NEW": 14, "TAIL": 32, "DEVIATION": int(0.16 * 1858)},
         "patchkv_published": {
             "NEW": 14,
-            "WINDOW": window,
+            "WINDOW": 256 - 114,
             "TAIL": 1,
             "ATTENTION": computed.get("ATTENTION"),
         },
-        "patchkv_no_attention": {"NEW": 14, "WINDOW": window, "TAIL": tail},
-        "patchkv_no_window": {"NEW": 14, "TAIL": tail, "ATTENTION": 32},
-        "patchkv_no_tail": {"NEW": 14, "WINDOW": window, "TAIL": 1, "ATTENTION": 32},
-        "patchkv_stop": {"NEW": 14, "WINDOW": window + 3 * 32, "TAIL": tail, "ATTENTION": 32},
-        "patchkv_contiguous": {"NEW": 14, "WINDOW": window + tail + 32 - 1, "TAIL": 1},
-    }.get(name, {"NEW": 14, "WINDOW": window, "TAIL": tail, "ATTENTION": 32})
+        "patchkv_attention": selected,
+        "patchkv_edited": selected,
+        "patchkv_combined": selected,
+        "patchkv_question": selected,
+        "patchkv_no_window": {"NEW": 14, "TAIL": tail},
+        "patchkv_no_tail": {"NEW": 14, "WINDOW": window, "TAIL": 1},
+        "patchkv_stop": {"NEW": 14, "WINDOW": 189 - tail, "TAIL": tail},
+        "patchkv_contiguous": {"NEW": 14, "WINDOW": window + tail - 1, "TAIL": 1},
+    }.get(name, {"NEW": 14, "WINDOW": window, "TAIL": tail})

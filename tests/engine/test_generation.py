@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from patchkv_agents.engine.generation import TextStream
+from patchkv_agents.engine.generation import SamplingParams, TextStream, sampling_params
 from patchkv_agents.errors import InputError
 
 from .models import tiny_engine
@@ -62,3 +62,14 @@ def test_special_tokens_are_shown_where_they_are_kept(
     ids = tokenizer.encode("A\n<call>1</call>B<|im_start|>")
     pieces = [stream.add(token) for token in ids]
     assert "".join((*pieces, stream.finish())) == text == stream.text
+
+
+def test_one_special_token_may_be_kept_by_its_name() -> None:
+    """A single name was taken for its letters."""
+    assert sampling_params({"keep_special": "<call>"}).keep_special == ("<call>",)
+    assert sampling_params({"stop": "END", "begin": [1, 2]}) == SamplingParams(
+        stop=("END",), begin=(1, 2)
+    )
+    for wrong in ([3], [""], 5):
+        with pytest.raises(InputError, match="keep_special"):
+            sampling_params({"keep_special": wrong})  # type: ignore[typeddict-item]

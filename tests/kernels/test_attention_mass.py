@@ -92,6 +92,21 @@ def test_block_mass_pools_both_sides(implementation, shape, dtype):
     torch.testing.assert_close(mass.double(), expected, atol=rows * tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("first", [0, 3, 8, 96])
+def test_sampled_rows_are_those_of_their_positions(first):
+    """One row in eight, counted from token 0 whatever row a call begins with."""
+    query, key = inputs(4, 2, 99 - first, 99, 16, torch.float32)
+    mass = torch.zeros(4, 4)
+    add_block_mass(mass, query, key, block_size=32, row_stride=8)
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    for row, weights in enumerate(weights_of(query, key, None), start=first):
+        if row % 8 == 7:
+            for token, weight in enumerate(weights):
+                expected[row // 32, token // 32] += weight
+    torch.testing.assert_close(mass.double(), expected, atol=1e-4, rtol=1e-5)
+    assert bool(mass.any()) is (first < 96)
+
+
 @pytest.mark.parametrize("implementation", RECEIVED)
 def test_chunks_add_up_to_one_call(implementation):
     """A prefill in chunks, and a layer more, give the same map and the same mass as one call."""

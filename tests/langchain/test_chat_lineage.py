@@ -1,8 +1,4 @@
-"""Branches of a LangGraph thread: a call recovers from what its own line made, and from no other.
-
-The engine has random weights, so that whatever is taken from another branch shows in the answers
-of the long run; here the reports and versions say it directly.
-"""
+"""Branches of a LangGraph thread: a call recovers from what its own line made, and nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ def recovery(message: BaseMessage) -> Any:
     return message.response_metadata["recovery"]
 
 
-@pytest.mark.parametrize("durability", ["async", "sync", "exit"])
+@pytest.mark.parametrize("durability", ["async", "sync"])
 def test_a_fork_is_told_from_an_edit_of_the_last_message(
     chat_engine: Engine, durability: Any
 ) -> None:

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim
 from langchain_core.tools import tool
 
 from patchkv_agents.engine import Engine
-from patchkv_agents.errors import ContextError, ProfileError
+from patchkv_agents.errors import ContextError, InputError, ProfileError
 from patchkv_langchain import ChatPatchKV, chat_engines
 from patchkv_langchain.chat_engines import policy_of
 
@@ -154,3 +154,12 @@ def test_the_default_policy_is_the_profiles(tiny_chat_engine: Engine) -> None:
         "patchkv", "patchkv", "exact"
     ]  # fmt: skip
     assert policy_of("default", profile) == fitted
+
+
+@pytest.mark.parametrize("where", ["model", "call"])
+def test_no_tokens_at_all_are_an_error(tiny_chat_engine: Engine, where: str) -> None:
+    """`max_tokens=0` in a call was taken for none given."""
+    limit: dict[str, Any] = {"max_tokens": 0}
+    model = ChatPatchKV(engine=tiny_chat_engine, **(limit if where == "model" else {}))
+    with pytest.raises(InputError, match="max_new_tokens is 0"):
+        model.invoke("Hi", **(limit if where == "call" else {}))

@@ -131,3 +131,17 @@ def test_a_template_that_leaves_out_scripted_calls_is_an_error(
     model = ScriptedChatPatchKV(engine=engine, answers=[CALL])
     with pytest.raises(InputError, match="without its calls"):
         model.invoke("Where are the clocks?")
+
+
+def test_the_model_that_is_called_by_name_writes_with_its_own_template(
+    engine: Engine, smollm2_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The tokens were those of the model's own vocabulary, whichever model was called."""
+    tokenizer = copy.deepcopy(smollm2_tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} (as told)<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    model = ScriptedChatPatchKV(engine=engine, answers=[AIMessage("Here.")])
+    model._engines["other"] = tiny_engine(tokenizer, max_tokens=500)
+    assert model.invoke("Where?", model="other").content == "Here. (as told)"

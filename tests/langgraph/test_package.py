@@ -55,6 +55,40 @@ assert history.log("t")[0].edits[0].author == "node"
     )
 
 
+@pytest.mark.parametrize(
+    ("missing", "package", "names", "install"),
+    [
+        ("langgraph", "patchkv_langgraph", ["GraphHistory", "track_edits"], "langgraph"),
+        ("langchain_core", "patchkv_langgraph", ["context_tool"], "langgraph"),
+        ("langchain_core", "patchkv_langchain", ["ChatPatchKV"], "patchkv-agents[langchain]"),
+        ("langchain", "patchkv_langchain", ["PatchKVMiddleware"], "patchkv-agents[langchain]"),
+    ],
+)
+def test_what_is_missing_is_told_with_what_installs_it(
+    missing: str, package: str, names: list[str], install: str
+) -> None:
+    run(
+        f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import {package}
+for name in {names}:
+    try:
+        getattr({package}, name)
+    except ImportError as error:
+        assert f"{{name}} needs {missing}" in str(error) and {install!r} in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    )
+
+
 def test_every_public_name_is_there() -> None:
     for name in patchkv_langgraph.__all__:
         assert getattr(patchkv_langgraph, name) is not None

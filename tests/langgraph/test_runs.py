@@ -284,3 +284,60 @@ def test_many_runs_of_one_event_loop(history: GraphHistory) -> None:
     asyncio.run(all_of_them())
     for user in range(20):
         assert texts(history.log(str(user))[0]) == [str(user), f"for {user}"]
+
+
+def test_tasks_sent_from_the_start_know_the_state(history: GraphHistory) -> None:
+    """What they are sent is not the state: it was taken for empty, and the question then came into
+    the log behind their answers, by nobody."""
+
+    def work(sent: dict[str, str]) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"did {sent['job']}", id=sent["job"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("work", track_edits(work, history=history))  # type: ignore[type-var]
+    builder.add_conditional_edges(
+        START, lambda state: [Send("work", {"job": job}) for job in ("a", "b")], ["work"]
+    )
+    graph = builder.compile(checkpointer=InMemorySaver())
+    graph.invoke({"messages": [HumanMessage("?", id="question")]}, config())
+    assert [texts(version) for version in reversed(history.log("t"))] == [
+        ["?"],
+        ["?", "did a"],
+        ["?", "did a", "did b"],
+    ]
+    assert edits(history) == [("append", "work", None)] * 2
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["saver", "bare-saver"])
+def test_a_call_that_a_human_changes_before_it_runs_is_an_edit_of_it(
+    history: GraphHistory, tells: bool
+) -> None:
+    """Without the history's saver it was taken for an answer appended in a branch of its own."""
+
+    def pay(amount: int) -> AIMessage:
+        call = {"name": "pay", "args": {"amount": amount}, "id": "c"}
+        return AIMessage("", id="call", tool_calls=[call])
+
+    def model(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [pay(100)]}
+
+    def tools(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [ToolMessage("paid", tool_call_id="c", id="result")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", track_edits(model, history=history))
+    builder.add_node("tools", track_edits(tools, history=history))
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    saver: Any = history.saver(InMemorySaver()) if tells else InMemorySaver()
+    graph = builder.compile(checkpointer=saver, interrupt_before=["tools"])
+    graph.invoke({"messages": [HumanMessage("Pay.", id="question")]}, config())
+    graph.update_state(config(), {"messages": [pay(10)]})
+    graph.invoke(None, config())
+    assert edits(history) == [
+        ("append", "model", None),
+        ("other", "update_state" if tells else None, 1),
+        ("append", "tools", None),
+    ]
+    calls = history.log("t")[0].messages[1].tool_calls
+    assert calls[0].arguments_json == '{"amount": 10}'

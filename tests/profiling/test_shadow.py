@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -174,3 +176,29 @@ def test_a_closed_stream_is_checked_once_it_is_complete(engine):
         last = chunk
     engine.shadow.flush()
     assert last.reply is not None and engine.shadow.summary().checks == before + 1
+
+
+_ENDING = """
+import threading
+import numpy as np, torch
+from patchkv_agents.context import ThreadKey
+from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
+
+started = threading.Event()
+
+def logits(ids, give_way):
+    started.set()
+    for _ in range(6_000):
+        give_way()
+        threading.Event().wait(0.1)
+
+shadow = Shadow(ShadowChecks(1.0), logits)
+for _ in range(2):
+    shadow.offer(ThreadKey("t", ""), "patchkv", np.arange(3), torch.zeros(3))
+started.wait()
+"""
+
+
+def test_the_end_of_the_process_does_not_wait_for_checks():
+    ended = subprocess.run([sys.executable, "-c", _ENDING], timeout=60, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -21,7 +21,7 @@ from typing import Any
 
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MAP_LAYERS, MapCapture
+from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_evals.benchmarks.contexts import demo_context
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
@@ -84,7 +84,7 @@ def _measure(engine: Engine, token_ids: IntArray, rounds: int) -> Point:
 
     def captured(name: str) -> float:
         layers = adapter.scored_layers
-        block_map = MapCapture(layers=sampled_layers(layers, MAP_LAYERS), prior=None)
+        block_map = MapCapture(layers=map_layers(layers), prior=None)
         capture = _TimedCapture(
             layers=sampled_layers(layers),
             prior=None,

@@ -32,7 +32,7 @@ from patchkv_agents.alignment import Alignment, align
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.adapter import RowCache
 from patchkv_agents.engine.capture import AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MAP_LAYERS, MapCapture
+from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.checking import check_model
 from patchkv_agents.profiling.drift import block_drift
@@ -155,7 +155,7 @@ class _Bench:
     def __init__(self, engine: Engine, context: EditedContext, config: SelectionConfig) -> None:
         self._engine, self._config = engine, config
         self._alignment: Alignment = align(context.old, context.new)
-        layers = sampled_layers(engine.adapter.scored_layers, MAP_LAYERS)
+        layers = map_layers(engine.adapter.scored_layers)
         block_map = MapCapture(layers=layers, prior=None) if layers else None
         old, capture, _ = captured_prefill(engine, context.old, block_map=block_map)
         self._old, self._scores = old, capture.scores(len(context.old))

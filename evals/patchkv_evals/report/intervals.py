@@ -49,6 +49,8 @@ def estimates_picture(
                 low = min(panel.none, *(v.low for v in values))
                 high = max(panel.none, *(v.high for v in values))
                 plain_log(axes, "x", low / 1.2, high * 1.2)
+            elif all(v.low == v.high == panel.none for v in values):
+                axes.set_xlim(panel.none - 1, panel.none + 1)
             axes.set_xlabel(panel.x_label)
         grid[0].set_yticks(rows, names)
         grid[0].set_ylim(len(names) - 0.5, -0.5)

@@ -82,8 +82,12 @@ class SQLiteVersions:
             depth = row[0] + 1
         if depth > LONGEST_CHAIN:
             base, depth = None, 0
-        known = dict(zip(before.version.messages, before.keys, strict=True))
-        keys, columns = self._columns(family, version, () if base is None else before.keys, known)
+        # By identity: what did not change is the same object, and hashing all is most of the cost.
+        known = dict(zip(map(id, before.version.messages), before.keys, strict=True))
+        keys = tuple(
+            [known.get(id(each)) or self._message_key(family, each) for each in version.messages]
+        )
+        columns = self._columns(family, version, splices(() if base is None else before.keys, keys))
         key = self._inserted(
             "INSERT INTO versions (splices, tools, template_args, record, digest, family, id, base,"
             " depth) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -102,7 +106,11 @@ class SQLiteVersions:
         lists: dict[int | None, tuple[int, ...]] = {None: ()}
         known: dict[Message, int] = {}
         for (key, base), version in zip(rows, versions, strict=True):
-            lists[key], columns = self._columns(family, version, lists[base], known)
+            for message in version.messages:
+                if message not in known:
+                    known[message] = self._message_key(family, message)
+            lists[key] = tuple(known[message] for message in version.messages)
+            columns = self._columns(family, version, splices(lists[base], lists[key]))
             self._db.execute(
                 "UPDATE versions SET splices = ?, tools = ?, template_args = ?, record = ?, "
                 "digest = ? WHERE key = ?",
@@ -128,24 +136,9 @@ class SQLiteVersions:
         self,
         family: int,
         version: ContextVersion,
-        base: Sequence[int],
-        known: dict[Message, int],
-    ) -> tuple[tuple[int, ...], tuple[str, int, int, str]]:
-        """Store a version's texts.
-
-        Args:
-            family: where.
-            version: the version.
-            base: keys of the messages of the version that it is told as changes of.
-            known: keys of messages; new ones are added.
-
-        Returns:
-            Keys of its messages, and the row's splices, tools, template_args and record.
-        """
-        for message in version.messages:
-            if message not in known:
-                known[message] = self._text_key(family, encode_message(message))
-        keys = tuple(known[message] for message in version.messages)
+        changes: Sequence[object],
+    ) -> tuple[str, int, int, str]:
+        """The row's splices, tools, template_args and record, for a version told as changes."""
         tools = self._text_key(family, to_json([tool.text for tool in version.tools]))
         arguments = self._text_key(family, version.template_args.text)
         record = {
@@ -156,7 +149,10 @@ class SQLiteVersions:
             "forgotten": version.forgotten and encode_forgotten(version.forgotten),
             "time_s": version.time_s,
         }
-        return keys, (to_json(splices(base, keys)), tools, arguments, to_json(record))
+        return to_json(changes), tools, arguments, to_json(record)
+
+    def _message_key(self, family: int, message: Message) -> int:
+        return self._text_key(family, encode_message(message))
 
     def _text_key(self, family: int, body: str) -> int:
         """Key of a text, which is stored if it is new."""

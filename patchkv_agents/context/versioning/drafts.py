@@ -196,16 +196,18 @@ def _key(message: Mapping[str, Any] | Message) -> tuple[Any, ...] | None:
 
 def _filled(draft: Draft, version: ContextVersion, known: Sequence[Message]) -> ContextVersion:
     """The version with the draft's content. Messages that are known are the same objects."""
-    same = {message: message for message in known}
+    # By identity first: most messages are the same objects, and hashing them all takes longer.
+    here, there = set(map(id, draft.messages)), set(map(id, known))
+    same = {message: message for message in known if id(message) not in here}
     for index, message in enumerate(draft.messages):
-        if message not in same:
+        if id(message) not in there and message not in same:
             # Message objects that the caller made himself have not been checked.
             check_text(encode_message(message), f"Message {index}")
     check_text(draft.author or "", "author")
     check_text(draft.checkpoint_id or "", "checkpoint_id")
     return replace(
         version,
-        messages=tuple(same.setdefault(message, message) for message in draft.messages),
+        messages=tuple([m if id(m) in there else same.setdefault(m, m) for m in draft.messages]),
         tools=draft.tools,
         template_args=draft.template_args,
         author=draft.author,

@@ -59,9 +59,12 @@ class HistoryView:
         Raises:
             ContextError: there is none.
         """
-        heads = self.branches()
-        version_id = ref.id if isinstance(ref, ContextVersion) else heads.get(ref, ref)
+        version_id = ref.id if isinstance(ref, ContextVersion) else ref
         version = self.store.load(self.key, version_id)
+        if version is None:  # only now, since most ask for an id, and often
+            heads = self.branches()
+            version_id = heads.get(version_id, version_id)
+            version = self.store.load(self.key, version_id)
         if version is None:
             last = f"the present one is {self._head.id!r}" if self._head else "the history is empty"
             names = f"; branches: {', '.join(map(repr, heads))}" if heads else ""

@@ -21,7 +21,7 @@ MAIN = (
     "patchkv",
 )
 ABLATIONS = (
-    "patchkv_no_attention",
+    "patchkv_attention",
     "patchkv_no_window",
     "patchkv_no_tail",
     "patchkv_contiguous",
@@ -38,7 +38,7 @@ FIGURES: dict[str, tuple[float, float, float, float, float | None]] = {
     "cacheblend_released": (770, 0.05, 0.3, 0.25, 1.0),
     "patchkv_published": (390, 0.003, 0.1, 0.1, 0.44),
     "patchkv": (450, 4e-4, 0.03, 0.13, 0.44),
-    "patchkv_no_attention": (420, 6e-4, 0.03, 0.11, 0.44),
+    "patchkv_attention": (420, 6e-4, 0.03, 0.11, 0.44),
     "patchkv_no_window": (380, 2e-3, 0.06, 0.08, 0.44),
     "patchkv_no_tail": (390, 3e-3, 0.08, 0.1, 0.44),
     "patchkv_contiguous": (460, 1.5e-3, 0.05, 0.13, 0.44),
