@@ -137,6 +137,27 @@ def check_sources(
             raise InputError(f"there is no file {file}: check the path")
 
 
+def check_out(out: Path) -> None:
+    """Check that a profile can be written to a path, before the work that it takes to make one.
+
+    Raises:
+        InputError: its folder is missing, or it is a file that is no profile.
+    """
+    from patchkv_agents.errors import ProfileError
+    from patchkv_agents.profiling.profile import Profile
+
+    if not out.resolve().parent.is_dir():
+        raise InputError(f"there is no folder {out.resolve().parent}: make it, or change --out")
+    if out.exists() and out.stat().st_size:
+        try:
+            Profile.load(out)
+        except ProfileError as error:
+            raise InputError(
+                f"{out} would be overwritten, and is no profile of this release: delete it, or "
+                "change --out"
+            ) from error
+
+
 def show_skipped(skipped: Sequence[Skipped]) -> None:
     """On standard error, how many pairs were left out, and why."""
     from patchkv_agents.context.excerpts import escaped

@@ -23,6 +23,7 @@ from patchkv_agents.cli.pair_sources import (
     PairFiles,
     Quick,
     Tokens,
+    check_out,
     check_sources,
     read_sources,
     show_skipped,
@@ -91,8 +92,7 @@ def run(
     check_sources(pairs, history, episodes, data, quick)
     if most_repaired <= 0.0:
         raise InputError("--most-repaired 0 leaves nothing to be recomputed: use more")
-    if not out.resolve().parent.is_dir():
-        raise InputError(f"there is no folder {out.resolve().parent}: make it, or change --out")
+    check_out(out)
     with _progress() as told:
         told(f"loading {model}")
         from patchkv_agents.engine import Engine

@@ -23,6 +23,7 @@ from patchkv_agents.cli.pair_sources import (
     PairFiles,
     Quick,
     Tokens,
+    check_out,
     check_sources,
     read_sources,
     show_skipped,
@@ -97,6 +98,8 @@ def validate(
     Exits with 1 if it does not pass.
     """
     check_sources(pairs, history, episodes, data, quick)
+    if out is not None:
+        check_out(out)
     from patchkv_agents.engine import Engine
     from patchkv_agents.engine.loading import LoadOptions
     from patchkv_agents.profiling.gate import Thresholds, unseen

@@ -30,7 +30,14 @@ from patchkv_agents.profiling.drift import drift_layers
 from patchkv_agents.profiling.drift_log import DriftLog
 from patchkv_agents.profiling.gate import calibration_marks
 from patchkv_agents.profiling.kappa import KAPPAS, choose_kappa
-from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, joined, split
+from patchkv_agents.profiling.pairs import (
+    ContextPair,
+    PairSet,
+    Skipped,
+    joined,
+    split,
+    task_groups,
+)
 from patchkv_agents.profiling.precision import fit_precision
 from patchkv_agents.profiling.profile import DataSource, Profile
 from patchkv_agents.profiling.trials import Trial, TrialProgress, Trials
@@ -112,7 +119,7 @@ def calibrate(
     config = config or CalibrationConfig()
     check_model(engine)
     pairs = joined(sources)
-    kept, skipped = usable(engine, pairs.pairs)
+    kept, skipped = usable(engine, pairs)
     used = {pair.id for pair in kept}
     # Split before anything is left out: the halves are those of the same data on any model.
     calibration, validation = (
@@ -126,8 +133,8 @@ def calibrate(
         "pairs": {
             "calibration": len(calibration),
             "validation": len(validation),
-            "calibration_tasks": len({pair.task for pair in calibration}),
-            "left_out": len(skipped) + len(pairs.skipped),
+            "calibration_tasks": len(set(task_groups(calibration).values())),
+            "left_out": len(skipped),
         },
         "config": asdict(config),
         **run.fit,
@@ -137,7 +144,7 @@ def calibrate(
     data = tuple(
         DataSource(each.name, each.sha256, len(each.pairs), each.tasks) for each in sources
     )
-    return replace(profile, fit=fit, data=data), (*pairs.skipped, *skipped)
+    return replace(profile, fit=fit, data=data), skipped
 
 
 class _Calibration:
@@ -158,7 +165,8 @@ class _Calibration:
     ) -> None:
         self._engine, self._work, self._config, self._tell = engine, work, config, progress
         self._calibration, self._validation = calibration, validation
-        self._tasks = {pair.id: pair.task for pair in calibration}
+        groups = task_groups(calibration)
+        self._tasks = {pair.id: groups[pair.task] for pair in calibration}
         self._trials = Trials(engine, calibration, work / "trials.jsonl")
         self._drift = DriftLog(engine, config.block_size, work / "drift.jsonl")
         self.fit: dict[str, Any] = {}

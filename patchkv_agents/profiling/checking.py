@@ -9,7 +9,7 @@ from patchkv_agents.alignment import align
 from patchkv_agents.context import render
 from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
-from patchkv_agents.profiling.pairs import ContextPair, Skipped
+from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, task_groups
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
@@ -36,16 +36,16 @@ def check_model(engine: Engine) -> None:
 
 
 def usable(
-    engine: Engine, pairs: Sequence[ContextPair], *, answer_tokens: int = 16
+    engine: Engine, pairs: PairSet, *, answer_tokens: int = 16
 ) -> tuple[tuple[ContextPair, ...], tuple[Skipped, ...]]:
-    """The pairs that say something about a model, and why the others do not.
+    """The pairs that say something about a model, and why the others of the set do not.
 
     Raises:
         InputError: none does.
     """
     kept: list[ContextPair] = []
-    skipped: list[Skipped] = []
-    for pair in pairs:
+    skipped = list(pairs.skipped)
+    for pair in pairs.pairs:
         reason = _why_not(engine, pair, answer_tokens)
         if reason is None:
             kept.append(pair)
@@ -54,8 +54,8 @@ def usable(
     if not kept:
         reasons = "; ".join(f"{skip.id}: {skip.reason}" for skip in skipped[:3])
         raise InputError(
-            f"none of {len(pairs)} pairs can be used ({reasons or 'there are none'}): give pairs "
-            "of contexts that differ somewhere in front of a longer part that stays"
+            f"{pairs.name} has no pair that can be used ({reasons or 'there are none'}): give "
+            "pairs of contexts that differ somewhere in front of a longer part that stays"
         )
     return tuple(kept), tuple(skipped)
 
@@ -81,14 +81,15 @@ def _why_not(engine: Engine, pair: ContextPair, answer_tokens: int) -> str | Non
 
 
 def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> None:
-    """Check that there are enough tasks for two splits.
+    """Check that there are enough tasks for two splits; those that share a context are one.
 
     Raises:
         InputError: there are too few.
     """
-    tasks = len({pair.task for pair in pairs})
+    tasks = len(set(task_groups(pairs).values()))
     if tasks < least:
         raise InputError(
             f"{len(pairs)} usable pairs of {tasks} tasks are too few for a profile: give pairs of "
-            f"at least {least} tasks ('task' in a JSONL file, threads in a history), or use --quick"
+            f"at least {least} tasks ('task' in a JSONL file, threads in a history) that share no "
+            "context, or use --quick"
         )

@@ -3,7 +3,9 @@
 Quality is the mean of log10(KL + 1e-5) over the pairs: a typical pair counts, and differences
 below 1e-5 nats do not. Among the candidates within the budget of repaired rows, those that meet the
 target go first; of these the best one is found, and the simplest, then cheapest of all that are
-not worse than it by more than one standard error (of the paired difference, by task).
+as good: not worse by more than one standard error (of the paired difference, by task), or by less
+than what matters. Without the latter, a candidate would be kept out for a tiny difference that it
+shows on every pair, and a noisy one let in.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from patchkv_agents.recovery import RecoveryPolicy
 FLOOR = 1e-5
 """Nats that are added to each KL before its logarithm is taken."""
 
+MATERIAL = 0.05
+"""Difference of log10(KL + `FLOOR`) from which on it matters: 12 % of the KL."""
+
 RULE = (
     "of those within the budget that meet the target (of all, if none does), the simplest, then "
-    "the one with the fewest rows, that is not worse than the best by more than one standard error "
-    "of the paired difference of log10(KL + 1e-5), by task"
+    "the one with the fewest rows, that is as good as the best: log10(KL + 1e-5) is higher by no "
+    f"more than one standard error of the paired difference, by task, or than {MATERIAL}"
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -107,7 +112,7 @@ def choose(
     groups = [tasks[trial.pair] for trial in trials[0]]
     best = min(allowed, key=lambda n: (float(logs[n].mean()), n))
     worse = [_difference(logs[n] - logs[best], groups) for n in range(len(candidates))]
-    equal = [n for n in allowed if worse[n][0] <= worse[n][1] + 1e-12]
+    equal = [n for n in allowed if worse[n][0] <= max(worse[n][1], MATERIAL)]
     chosen = min(
         equal,
         key=lambda n: (candidates[n].complexity, round(figures[n]["repair_ratio"], 9), n),

@@ -8,6 +8,7 @@ is what the user of these contexts will meet. Figures by kind are given beside t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,13 @@ import numpy as np
 from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.estimates import Floats, bootstrap, bootstrap_mean
 from patchkv_agents.profiling.checking import check_model, usable
-from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, context_digest
+from patchkv_agents.profiling.pairs import (
+    ContextPair,
+    PairSet,
+    Skipped,
+    context_digest,
+    task_groups,
+)
 from patchkv_agents.profiling.profile import (
     DataSource,
     Measure,
@@ -60,8 +67,8 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         for name in ("first_token_kl_median", "first_token_kl_p95"):
-            if not getattr(self, name) >= 0.0:
-                raise InputError(f"{name} is {getattr(self, name)}: use 0 or more")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}: use a number of 0 or more")
         if not 0.0 <= self.top1_agree <= 1.0:
             raise InputError(f"top1_agree is {self.top1_agree}: use 0 to 1")
         if min(self.pairs, self.tasks) < 1:
@@ -79,7 +86,7 @@ def unseen(profile: Profile, pairs: PairSet) -> PairSet:
     Left out is every pair of a task that was calibrated on, or of which a context was.
 
     Raises:
-        InputError: none is left.
+        InputError: it was fitted to all of them.
         ProfileError: the profile does not say what it was fitted to.
     """
     marks = profile.fit.get("calibration_tasks")
@@ -89,7 +96,7 @@ def unseen(profile: Profile, pairs: PairSet) -> PairSet:
         )
     seen = frozenset(marks)
     kept = tuple(pair for pair in pairs.pairs if seen.isdisjoint(_marks(pair)))
-    if not kept:
+    if pairs.pairs and not kept:
         raise InputError(
             f"the profile was fitted to all {len(pairs.pairs)} pairs of {pairs.name}: give others"
         )
@@ -134,7 +141,7 @@ def validate(
     check_model(engine)
     if profile.policy.is_exact:
         raise InputError("the profile's policy is exact: it can be used as it is")
-    kept, skipped = usable(engine, pairs.pairs, answer_tokens=ANSWER_TOKENS)
+    kept, skipped = usable(engine, pairs, answer_tokens=ANSWER_TOKENS)
     trials = Trials(engine, kept, answer_tokens=ANSWER_TOKENS)
     found = trials.run([profile.policy], progress=progress)
     measured = [(p, t) for p, t in zip(kept, found, strict=True) if t.repair_ratio < 1.0]
@@ -157,7 +164,7 @@ def validate(
         versions=versions(),
     )
     exact = tuple(Skipped(pair.id, "recomputed as a whole, so it is exact") for pair in whole)
-    return validation, (*pairs.skipped, *skipped, *exact)
+    return validation, (*skipped, *exact)
 
 
 _Figure = Callable[[Trial], Any]
@@ -243,8 +250,10 @@ def _quantile(measured: _Measured, share: float) -> Measure:
     return Measure(found.estimate, found.low, found.high, found.n)
 
 
-def _tasks(measured: _Measured) -> list[tuple[str, str]]:
-    return [(pair.dataset, pair.task) for pair, _ in measured]
+def _tasks(measured: _Measured) -> list[str]:
+    """The task of each pair; those that share a context are one."""
+    groups = task_groups(pair for pair, _ in measured)
+    return [groups[pair.task] for pair, _ in measured]
 
 
 def _marks(pair: ContextPair) -> frozenset[str]:

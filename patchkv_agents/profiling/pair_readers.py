@@ -15,6 +15,7 @@ from patchkv_agents.context import (
     parse_messages,
     parse_tools,
 )
+from patchkv_agents.context.frozen import check_text
 from patchkv_agents.context.stores import SQLiteHistoryStore
 from patchkv_agents.errors import ContextError, InputError
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, context_digest, pair_set
@@ -142,6 +143,8 @@ def _text(document: Mapping[str, Any], name: str) -> str | None:
     value = document.get(name)
     if value is not None and (not isinstance(value, str) or not value):
         raise InputError(f"'{name}' is {value!r}: write a text that is not empty")
+    if value is not None:
+        check_text(value, f"'{name}'")
     return value
 
 
@@ -149,6 +152,8 @@ def _texts(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = document.get(name, [])
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise InputError(f"'{name}' is {value!r}: write a list of texts")
+    for text in value:
+        check_text(text, f"'{name}'")
     return tuple(value)
 
 

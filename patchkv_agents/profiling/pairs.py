@@ -71,8 +71,8 @@ class PairSet:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks."""
-        return len({pair.task for pair in self.pairs})
+        """Number of tasks; those that share a context are one."""
+        return len(set(task_groups(self.pairs).values()))
 
     @property
     def sha256(self) -> str:
@@ -123,7 +123,7 @@ def split(pairs: Sequence[ContextPair]) -> tuple[tuple[ContextPair, ...], tuple[
     All pairs of a task go to one of them, and so do tasks that share a context. The same pairs are
     split in the same way, in whatever order they come.
     """
-    groups = _task_groups(pairs)
+    groups = task_groups(pairs)
     datasets: dict[str, set[str]] = {}
     for pair in pairs:
         datasets.setdefault(groups[pair.task], set()).add(pair.dataset)
@@ -135,8 +135,11 @@ def split(pairs: Sequence[ContextPair]) -> tuple[tuple[ContextPair, ...], tuple[
     )
 
 
-def _task_groups(pairs: Iterable[ContextPair]) -> dict[str, str]:
-    """Of each task the first one, by name, of those that share contexts with it."""
+def task_groups(pairs: Iterable[ContextPair]) -> dict[str, str]:
+    """Of each task the first one, by name, of those that share contexts with it.
+
+    What is found on such tasks is not independent, by whatever names they go.
+    """
     group: dict[str, str] = {}
 
     def root(task: str) -> str:

@@ -10,7 +10,7 @@ the whole prompt in one format, scales and tables counted, shared out by rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -247,9 +247,9 @@ def _measured(
     wanted = [rows.formats(candidate) for candidate in candidates]
     content = token_ids.tobytes() + b"".join(formats.tobytes() for formats in wanted)
     key = hashlib.blake2b(content, digest_size=16).hexdigest()
-    for line in store.lines if store else ():
-        if line["key"] == key:
-            return [(ratio, kl) for ratio, kl in line["found"]]
+    before = dict(store.read(_logged)) if store else {}
+    if key in before:
+        return before[key]
     lengths = block_lengths(len(rows.errors), BLOCK_SIZE)
     lowered = LoweredPrompt(engine, exact_prompt(engine, token_ids), lengths, _FORMATS[1:])
     known: dict[bytes, tuple[float, float]] = {}
@@ -260,6 +260,11 @@ def _measured(
     if store:
         store.append([{"key": key, "found": found}])
     return found
+
+
+def _logged(line: Mapping[str, Any]) -> tuple[str, list[tuple[float, float]]]:
+    """A key, and what `_measured` found for it, from a line of the log."""
+    return line["key"], [(ratio, kl) for ratio, kl in line["found"]]
 
 
 def _entry(

@@ -53,6 +53,14 @@ def test_a_model_needs_no_command_and_show_is_one(capsys, calls, tmp_path: Path)
     assert len(calls) == 2
 
 
+def test_another_file_is_not_overwritten(capsys, calls, tmp_path: Path):
+    out = tmp_path / "notes.txt"
+    out.write_text("of somebody")
+    status, _, errors = run(capsys, "smollm2", "--quick", "--out", str(out))
+    assert status == 2 and "is no profile" in errors
+    assert out.read_text() == "of somebody" and calls == []
+
+
 def test_options_may_come_first_and_json_is_one_document(capsys, calls, tmp_path: Path):
     out = tmp_path / "p.json"
     status, printed, _ = run(

@@ -25,12 +25,12 @@ NEARLY_ALL = RecoveryPolicy("patchkv", window_tokens=240, attention_fraction=0.0
 FEW = Thresholds(pairs=4, tasks=2)
 
 
-def conversation(weather: str) -> Conversation:
+def conversation(weather: str, place: str = "") -> Conversation:
     text = "Say why that is, and what else you know of the town. "
     return Conversation(
         parse_messages(
             [
-                {"role": "user", "content": f"It {weather} today. What follows?"},
+                {"role": "user", "content": f"It {weather} today{place}. What follows?"},
                 {"role": "user", "content": text * 27},
             ]
         )
@@ -38,13 +38,12 @@ def conversation(weather: str) -> Conversation:
 
 
 def pairs_of(*weathers: str, kind: str = "refresh", dataset: str = "weather"):
-    old = conversation("rains")
     return pair_set(
         f"{dataset}.jsonl",
         [
             ContextPair(
-                weather, weather[:2], kind, dataset, old, conversation(weather), (), ("snow",),
-                ("town",),
+                weather, weather[:2], kind, dataset, conversation("rains", f" in {weather[:2]}"),
+                conversation(weather), (), ("snow",), ("town",),
             )
             for weather in weathers
         ],
@@ -121,6 +120,15 @@ def test_too_few_pairs_do_not_pass_however_good_they_are(engine):
     )
 
 
+def test_other_names_of_one_task_do_not_make_several(engine):
+    renamed = pair_set("renamed", [replace(p, task=f"task {p.id}") for p in PAIRS.pairs])
+    validation, _ = validate(engine, of(engine, NEARLY_ALL), renamed, thresholds=FEW)
+    assert renamed.tasks == validation.data[0].tasks == 2 and validation.passed
+    fewer = pair_set("fewer", renamed.pairs[:2])
+    validation, _ = validate(engine, of(engine, NEARLY_ALL), fewer, thresholds=FEW)
+    assert "1 tasks are too few: 2 are needed" in validation.reasons
+
+
 def test_stale_answers_and_first_tokens_count(engine, monkeypatch):
     """Scripted trials: KL is fine, but half of the answers are those from before the edit."""
     run = Trials.run
@@ -181,5 +189,6 @@ def test_thresholds_are_checked():
     for wrong in ({"first_token_kl_median": -1.0}, {"top1_agree": 1.5}, {"pairs": 0}):
         with pytest.raises(InputError):
             Thresholds(**wrong)
-    with pytest.raises(InputError):
-        Thresholds(first_token_kl_p95=float("nan"))
+    for number in ("nan", "inf"):
+        with pytest.raises(InputError, match="use a number"):
+            Thresholds(first_token_kl_p95=float(number))

@@ -21,8 +21,8 @@ def test_pairs_are_always_the_same_and_of_three_kinds_in_eight_tasks():
 
 def test_every_pair_is_usable_and_edits_differ_in_size_and_place(smollm2_tokenizer):
     engine = tiny_engine(smollm2_tokenizer, 8192)
+    kept, skipped = usable(engine, quick_pairs())
     pairs = quick_pairs().pairs
-    kept, skipped = usable(engine, pairs)
     assert (kept, skipped) == (pairs, ())
     lengths, places = [], []
     for pair in pairs:

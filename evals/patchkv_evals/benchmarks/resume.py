@@ -167,7 +167,8 @@ def _varied(policy: RecoveryPolicy, config: ResumeConfig, value: Any) -> Recover
     if config.sweep == "precision":
         return method(PRECISIONS[value])
     name = "attention_fraction" if config.sweep == "attention" else "block_size"
-    return replace(policy, **{name: value})
+    # Without the limit on what is recomputed, which would take from windows what these add.
+    return replace(policy, most_repaired=None, **{name: value})
 
 
 def _context(engine: Engine, config: ResumeConfig) -> EditedContext:
