@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -19,6 +19,9 @@ from patchkv_agents.recovery.policy import (
 )
 from patchkv_agents.recovery.window import WindowModel
 from patchkv_kernels import PayloadFormat
+
+_COUNTS = ("window_tokens", "tail_tokens", "block_size", "most_generations")
+_STOP_COUNTS = ("step_tokens", "most_tokens")
 
 
 def policy_to_json(policy: RecoveryPolicy) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def policy_from_json(fields: Mapping[str, Any]) -> RecoveryPolicy:
     """
     given = dict(fields)
     try:
+        _check_counts(given, _COUNTS)
         given["selection"] = Selection(given["selection"])
         if (blend := given["blend"]) is not None:
             score, mask = BlendScore(blend["score"]), BlendMask(blend["mask"])
@@ -55,7 +59,14 @@ def policy_from_json(fields: Mapping[str, Any]) -> RecoveryPolicy:
             coefficients = tuple(window["coefficients"])
             given["window_model"] = WindowModel(**{**window, "coefficients": coefficients})
         if (stop := given["stop"]) is not None:
+            _check_counts(stop, _STOP_COUNTS)
             given["stop"] = MeasuredStop(**stop)
         return RecoveryPolicy(**given)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"these are not the fields of a policy: {error}") from error
+
+
+def _check_counts(fields: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if type(fields[name]) not in (int, type(None)):  # JSON has 16.0 and true as well
+            raise InputError(f"{name} is {fields[name]!r}: use a whole number")

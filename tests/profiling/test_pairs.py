@@ -78,6 +78,7 @@ def test_versions_are_consecutive_pairs_of_one_task_without_appends(tmp_path: Pa
         ('{"versions": [[]]}', "at least two"),
         ('{"old": 1, "new": 2, "tasks": "a"}', "'tasks' is not a field"),
         ('{"old": [], "new": [], "task": 3}', "'task' is 3"),
+        ('{"old": [], "new": [], "task": "\\ud800"}', "'task': lone surrogate"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str, told: str) -> None:
