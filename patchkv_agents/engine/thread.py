@@ -333,6 +333,8 @@ class Thread:
         )
         clear_forks = partial(self._engine.clear_forks, self)
         reasons += self._state.forget(version, token_ids, clear_forks)
+        if self._engine.shadow is not None and any(edit.forget for edit in version.edits):
+            self._engine.shadow.forget()
         started = time.perf_counter()
         reasons += self._state.fetch(version)
         fetch_ms = (time.perf_counter() - started) * 1e3

@@ -88,7 +88,8 @@ class ShadowSummary:
     Attributes:
         checks: answers that were checked.
         agreed: of these, how many had the full prefill's most likely first token.
-        dropped: answers of the sample for which there was no time: one is checked, one waits.
+        dropped: answers of the sample for which there was no time (one is checked, one waits), or
+            that were pending when a thread was told to forget.
         failed: checks that ended with an error, which is logged.
         first_token_kl_median, first_token_kl_p95, first_token_kl_max: of the last thousand checks,
             in nats; None before the first one.
@@ -126,6 +127,7 @@ class Shadow:
         self._checks = self._agreed = self._dropped = self._failed = 0
         self._kls: deque[float] = deque(maxlen=_KEPT_RESULTS)
         self._stopped = False
+        self._forgotten = 0  # how often
         _LIVE.add(self)
 
     @contextmanager
@@ -186,6 +188,15 @@ class Shadow:
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
 
+    def forget(self) -> None:
+        """Give up what is checked and what waits, as where a context has to be forgotten."""
+        with self._changed:
+            self._forgotten += 1
+            self._dropped += self._pending
+            self._pending -= len(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Give up what is checked and what waits; nothing is checked any more."""
         with self._changed:
@@ -228,7 +239,8 @@ class Shadow:
     ) -> ShadowResult:
         started = time.perf_counter()
         patient_until = time.monotonic() + PATIENCE_S
-        exact = self._exact_logits(token_ids, lambda: self._give_way(patient_until))
+        forgotten = self._forgotten
+        exact = self._exact_logits(token_ids, lambda: self._give_way(patient_until, forgotten))
         kl = first_token_kl(exact, logits.to(exact.device))
         agree = int(exact.argmax()) == int(logits.argmax())
         with self._changed:
@@ -238,19 +250,19 @@ class Shadow:
         check_ms = (time.perf_counter() - started) * 1e3
         return ShadowResult(thread, policy, len(token_ids), kl, agree, check_ms)
 
-    def _give_way(self, patient_until: float) -> None:
+    def _give_way(self, patient_until: float, forgotten: int) -> None:
         """Wait while anybody is answered, as long as there is patience.
 
         Raises:
-            ShadowStopped: the checks were closed.
+            ShadowStopped: the checks were closed, or something was forgotten since.
         """
         with self._changed:
-            while self._answering and not self._stopped:
+            while self._answering and not self._stopped and self._forgotten == forgotten:
                 left_s = patient_until - time.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            if self._stopped:
+            if self._stopped or self._forgotten != forgotten:
                 raise ShadowStopped
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -115,6 +116,30 @@ def test_a_check_waits_while_somebody_is_answered_but_not_for_ever(monkeypatch):
     with shadow.answering():
         offered(shadow, EXACT)
         assert passed.wait(30)
+
+
+def test_forgetting_gives_up_what_is_checked_and_what_waits():
+    """A waiting check held the ids of a prompt from which a secret was to be removed."""
+    begun, going_on = threading.Event(), threading.Event()
+
+    def exact(ids: np.ndarray, give_way: Callable[[], None]) -> torch.Tensor:
+        begun.set()
+        going_on.wait(10)
+        give_way()
+        return EXACT
+
+    shadow = Shadow(ShadowChecks(1.0), exact)
+    offered(shadow, EXACT)
+    begun.wait(10)
+    offered(shadow, EXACT)
+    shadow.forget()
+    going_on.set()
+    shadow.flush()
+    assert (shadow.summary().checks, shadow.summary().dropped) == (0, 2)
+    offered(shadow, EXACT)
+    shadow.flush()
+    assert shadow.summary().checks == 1
+    shadow.close()
 
 
 def test_closing_gives_up_what_waits():
