@@ -18,7 +18,7 @@ from patchkv_agents import Edit, EditKind, Engine, RecoveryPolicy
 from patchkv_agents.telemetry import telemetry
 from tests.engine.models import tiny_engine
 
-SECRET = "the pin is 7316-22"
+SECRET = "the pin is 7316-22-oak"
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You guide visitors of a museum."},
     {"role": "user", "content": f"What is in room 4, and {SECRET}?"},
@@ -117,7 +117,7 @@ def test_content_is_not_exported_unless_asked_for(
     spans = exporter.get_finished_spans()
     assert len(spans) == 2
     for span in spans:
-        assert "7316" not in whole(span) and "museum" not in whole(span)
+        assert "7316-22" not in whole(span) and "museum" not in whole(span)
 
 
 def test_content_in_the_conventions_form(
