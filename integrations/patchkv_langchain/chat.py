@@ -34,6 +34,7 @@ from patchkv_langchain.chat_engines import (
     answers_key,
     context_tokens,
     policy_of,
+    profile_key,
     shared_engine,
 )
 from patchkv_langchain.chat_lineage import Step, steps_of
@@ -166,7 +167,7 @@ class ChatPatchKV(BaseChatModel):
     @override
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """What LangChain's caches know answers by; an engine's weights and defaults among it."""
-        recovery = self.policy, self.recovery_profile
+        recovery = self.policy, profile_key(self.recovery_profile)
         settings = self.template_args, self.answer_style, recovery, self.model_kwargs
         return f"{super()._get_llm_string(stop, **kwargs)}---{answers_key(self.engine, settings)}"
 

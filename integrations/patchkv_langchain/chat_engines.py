@@ -89,6 +89,16 @@ def answers_key(engine: Engine | None, settings: Any) -> str:
     return blake2b(repr((given, settings)).encode(), digest_size=16).hexdigest()
 
 
+def profile_key(profile: Any) -> tuple[str, bool] | None:
+    """What a profile (a file, a name, a `Profile` or None) has to say about answers."""
+    if profile is None:
+        return None
+    from patchkv_agents.profiling.profile import Profile
+
+    loaded = profile if isinstance(profile, Profile) else Profile.load(profile)
+    return loaded.policies_sha256, loaded.has_passed
+
+
 def context_tokens(model: str) -> int | None:
     """The longest context of a model, as far as files on this machine say it. Loads nothing."""
     from patchkv_agents.engine.embedded import CONTEXT_TOKENS, EMBEDDED_NAME

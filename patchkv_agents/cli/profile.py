@@ -97,6 +97,7 @@ def run(
         told(f"loading {model}")
         from patchkv_agents.engine import Engine
         from patchkv_agents.profiling.calibrate import CalibrationConfig, calibrate
+        from patchkv_agents.profiling.profile import Profile
         from patchkv_agents.recovery import RecoveryPolicy
 
         loading: LoadOptions = {}
@@ -119,6 +120,8 @@ def run(
         config = CalibrationConfig(most_repaired=most_repaired, precision=precision)
         work = out.with_name(f"{out.name}.work")
         fitted, skipped = calibrate(engine, sources, work, config=config, progress=told)
+    if out.exists() and out.stat().st_size:
+        fitted = fitted.validated_as(Profile.load(out))
     fitted.save(out)
     show_skipped(skipped)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,8 +69,10 @@ def show_profile(console: Console, profile: Profile) -> None:
     console.print("")
     if profile.validation is not None:
         show_validation(console, profile.validation)
-    if profile.has_passed:
+    if profile.validation is not None and profile.has_passed:
         console.print("PASSED: an engine with this profile uses its policy.")
+        for line in _other_limits(profile.validation):
+            console.print(escaped(line))
     else:
         console.print(
             escaped(
@@ -95,6 +98,17 @@ def show_validation(console: Console, validation: Validation) -> None:
     print_table(console, ("", "value", "95 % interval", "threshold", "n"), lines)
 
 
+def _other_limits(validation: Validation) -> Iterator[str]:
+    """The limits by which it was judged that are not the usual ones, a line for each."""
+    from patchkv_agents.profiling.gate import Thresholds
+
+    for name, usual in asdict(Thresholds()).items():
+        limit = validation.thresholds.get(name)
+        if limit != usual:
+            given = "none" if limit is None else f"{limit:g}"
+            yield f"  By a limit of its own: {_words(name)} {given}, where {usual:g} is usual."
+
+
 def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     """What a policy does, a line for each part of it."""
     if policy.window_tokens is None:
@@ -108,8 +122,8 @@ def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     if policy.stop is not None:
         stop = policy.stop
         yield (
-            f"while the last block's values differ by more than {stop.drift:g} from the stored "
-            f"ones, {stop.step_tokens} more, up to {stop.most_tokens}"
+            f"while the values of the last {plural(stop.step_tokens, 'token')} differ by more than "
+            f"{stop.drift:g} from the stored ones, as many more, up to {stop.most_tokens}"
         )
     if policy.attention_fraction:
         yield (

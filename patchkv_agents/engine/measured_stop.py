@@ -65,7 +65,7 @@ def measured_rows(
         while position < end:
             rows, measured = ~plan.kept, plan.labels == RowLabel.WINDOW
             rows[:position] = rows[end:] = False
-            measured[: max(start, end - policy.block_size)] = measured[end:] = False
+            measured[: max(start, end - stop.step_tokens)] = measured[end:] = False
             drifts: list[torch.Tensor] = []
             for chunk in RowSet.of_mask(rows).chunks(MAX_ROWS):
                 compare = _Drift(chunk, measured, cache, layers)

@@ -4,8 +4,8 @@ The stages, each of which goes on where an interrupted run was:
 
 1. drift behind the edits of all pairs, from two exact prefills each; and, from the same ones,
    windows of a fixed length with tails of several lengths;
-2. the dirty window: regressions for a sweep of settings, of which the shortest that meets the
-   quality target is taken;
+2. the dirty window: regressions for a sweep of settings, of which the shortest is taken that
+   meets the quality target by itself, without attention or query tail;
 3. the published rule for kappa, and which rows are recomputed beside window and tail;
 4. the precision of stored rows, and what all of it does together.
 
@@ -24,6 +24,12 @@ from typing import Any
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import PatchKVError, UnsupportedModelError
+from patchkv_agents.profiling.candidates import (
+    fixed_lengths,
+    options,
+    published_rules,
+    window_and_tail,
+)
 from patchkv_agents.profiling.checking import check_model, check_tasks, usable
 from patchkv_agents.profiling.choosing import RULE, Candidate, Target, choose, figures_of
 from patchkv_agents.profiling.drift import drift_layers
@@ -49,7 +55,7 @@ from patchkv_agents.profiling.windows import (
     sweep,
 )
 from patchkv_agents.provenance import command_line, created, versions
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
+from patchkv_agents.recovery import RecoveryPolicy
 
 Progress = Callable[[str], None]
 """Told what is done now, and how long the rest of the stage may take."""
@@ -63,7 +69,8 @@ class CalibrationConfig:
         most_repaired: share of the suffix that the chosen policy may recompute.
         kl_median, kl_p95: the quality target; see `Target`.
         precision: whether thresholds of precision are fitted; otherwise they are the defaults.
-        block_size: unit of repair and of drift, in tokens.
+        block_size: unit of repair, in tokens.
+        drift_block: unit of drift, and of repair by the published rules, in tokens.
         drifts, shares, quantiles: tau_V, gamma and quantile of the window's sweep.
         fits: most regressions that are tried.
         kappas: shares of attention rows that the published rule chooses from.
@@ -74,15 +81,16 @@ class CalibrationConfig:
     kl_median: float = 0.005
     kl_p95: float = 0.1
     precision: bool = True
-    block_size: int = 32
+    block_size: int = 1
+    drift_block: int = 32
     drifts: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.3)
     shares: tuple[float, ...] = (0.8, 0.9, 0.95)
     quantiles: tuple[float, ...] = (0.5, 0.75, 0.9)
     fits: int = 5
     kappas: tuple[float, ...] = KAPPAS
     windows_and_tails: tuple[tuple[int, int], ...] = (
-        (0, 64), (32, 32), (32, 64), (32, 96), (64, 32), (64, 64), (64, 96), (96, 32), (96, 64),
-        (32, 128),
+        (0, 64), (16, 64), (32, 1), (32, 32), (32, 64), (32, 96), (64, 1), (64, 32), (64, 64),
+        (64, 96), (96, 32), (96, 64), (128, 1), (128, 32), (256, 32),
     )  # fmt: skip
 
     @property
@@ -168,7 +176,7 @@ class _Calibration:
         groups = task_groups(calibration)
         self._tasks = {pair.id: groups[pair.task] for pair in calibration}
         self._trials = Trials(engine, calibration, work / "trials.jsonl")
-        self._drift = DriftLog(engine, config.block_size, work / "drift.jsonl")
+        self._drift = DriftLog(engine, config.drift_block, work / "drift.jsonl")
         self.fit: dict[str, Any] = {}
 
     def profile(self) -> Profile:
@@ -205,12 +213,11 @@ class _Calibration:
                 progress=self._told(stage),
             )
         pairs = (*self._calibration, *self._validation)
-        blocks = self._config.block_size
         self.fit["drift"] = {
             "of": "values, relative L2 distance to a full prefill, median over a block's rows and "
             "the sampled layers",
             "layers": list(drift_layers(self._engine)),
-            "block_size": blocks,
+            "block_size": self._config.drift_block,
         }
         return {pair.id: self._drift.of(pair) for pair in pairs}
 
@@ -224,8 +231,10 @@ class _Calibration:
             )
         config = self._config
         fits = sweep(own, drifts=config.drifts, shares=config.shares, quantiles=config.quantiles)
-        tried = distinct(fits, step=config.block_size / 2, most=config.fits)
-        policies = [self._plain_policy(0, 64, window_model=fit.model) for fit in tried]
+        tried = distinct(fits, step=config.drift_block / 2, most=config.fits)
+        policies = [
+            window_and_tail(0, 1, config.drift_block, window_model=fit.model) for fit in tried
+        ]
         self._run(policies, "predicted windows")
         figures = [figures_of(self._trials.of(policy)) for policy in policies]
         met = [n for n, each in enumerate(figures) if config.target.met_by(each)]
@@ -234,8 +243,8 @@ class _Calibration:
         )
         others = [each for pair in self._validation for each in found[pair.id]]
         self.fit["window"] = {
-            "rule": "the shortest mean window that meets the target with a query tail of 64; "
-            "without one, the best",
+            "rule": "the shortest mean window that meets the target by itself (no attention, the "
+            "last token as its tail); without one, the best",
             "met": bool(met),
             "target": asdict(config.target),
             "observations": len(own),
@@ -256,54 +265,22 @@ class _Calibration:
         return chosen.policy
 
     def _fixed(self) -> list[Candidate]:
-        return [
-            Candidate(f"window {window}, tail {tail}", self._ours(window, tail))
-            for window, tail in self._config.windows_and_tails
-        ]
+        config = self._config
+        return fixed_lengths(config.windows_and_tails, config.block_size, config.most_repaired)
 
     def _selection(
         self, window: WindowFit, base: RecoveryPolicy
     ) -> tuple[RecoveryPolicy, RecoveryPolicy]:
         """The published policy with its kappa, and ours with its further rows."""
-        published = {
-            kappa: self._plain_policy(
-                0, 1, window_model=window.model, attention_fraction=kappa,
-                selection=Selection.TOKENS,
-            )
-            for kappa in self._config.kappas
-        }  # fmt: skip
-        options = self._options(window, base)
+        published = published_rules(window, self._config.kappas, self._config.drift_block)
+        added = options(base, window)
         self._run(
-            [*published.values(), *(each.policy for each in options)], "attention and selection"
+            [*published.values(), *(each.policy for each in added)], "attention and selection"
         )
         kappa = self._kappa(published)
-        chosen, table = self._choose(options)
+        chosen, table = self._choose(added)
         self.fit["selection"] = {"rule": RULE, "chosen": chosen.label, "tried": table}
         return published[kappa], chosen.policy
-
-    def _options(self, window: WindowFit, base: RecoveryPolicy) -> list[Candidate]:
-        """What may be added to window and tail, and what may take the window's place."""
-
-        def attention(selection: Selection, kappa: float) -> RecoveryPolicy:
-            return replace(base, selection=selection, attention_fraction=kappa)
-
-        stop = MeasuredStop(drift=window.drift, most_tokens=256)
-        return [
-            Candidate("window and tail", base),
-            *(
-                Candidate(f"attention {kappa:.1%}", attention(Selection.BLOCKS, kappa), 1)
-                for kappa in (0.015, 0.03)
-            ),
-            Candidate("edited 3.0%", attention(Selection.EDITED, 0.03), 2),
-            Candidate("combined 3.0%", attention(Selection.COMBINED, 0.03), 2),
-            Candidate("question 3.0%", attention(Selection.QUESTION, 0.03), 2),
-            Candidate("repair by 16 tokens", replace(base, block_size=16), 1),
-            Candidate("contiguous", replace(base, selection=Selection.CONTIGUOUS), 1),
-            Candidate("measured stop", replace(base, stop=stop), 2),
-            Candidate(
-                "predicted window", replace(base, window_tokens=0, window_model=window.model), 1
-            ),
-        ]
 
     def _kappa(self, policies: Mapping[float, RecoveryPolicy]) -> float:
         """The published rule, data set by data set."""
@@ -369,19 +346,6 @@ class _Calibration:
                 for name, policy in policies.items()
             ],
         }
-
-    def _plain_policy(self, window: int, tail: int, **changes: Any) -> RecoveryPolicy:
-        policy = RecoveryPolicy(
-            "trial",
-            window_tokens=window,
-            attention_fraction=0.0,
-            tail_tokens=tail,
-            block_size=self._config.block_size,
-        )
-        return replace(policy, **changes)
-
-    def _ours(self, window: int, tail: int) -> RecoveryPolicy:
-        return self._plain_policy(window, tail, most_repaired=self._config.most_repaired)
 
     def _choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, list[dict[str, Any]]]:
         trials: list[list[Trial]] = [self._trials.of(each.policy) for each in candidates]

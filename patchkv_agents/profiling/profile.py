@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,15 @@ class Profile:
         if self.validation.passed:
             return "it was changed after it was validated"
         return "validation found: " + "; ".join(self.validation.reasons)
+
+    def validated_as(self, earlier: Profile) -> Profile:
+        """The profile with the validation of an earlier one that found the same from the same."""
+        same = (
+            earlier.fingerprint == self.fingerprint
+            and earlier.data == self.data
+            and policy_sha256(earlier.policy) == policy_sha256(self.policy)
+        )
+        return replace(self, validation=earlier.validation) if same else self
 
     def check(self, fingerprint: str, model: str) -> None:
         """Check that this is the profile of a model.

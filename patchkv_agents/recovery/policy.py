@@ -89,8 +89,8 @@ class BlendPolicy:
 class MeasuredStop:
     """Ending a window by the drift of the rows just recomputed, whose old values are stored.
 
-    While the drift of a window's last block (relative L2 distance of old and fresh values, the
-    median over its rows and sampled layers) exceeds the limit, the window is extended.
+    While the drift of a window's last rows, `step_tokens` of them (relative L2 distance of old and
+    fresh values, the median over rows and sampled layers), exceeds the limit, it is extended.
 
     Attributes:
         drift: largest drift at which a window ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from patchkv_agents.cli.main import main
 from patchkv_agents.engine import Engine
 from patchkv_agents.profiling import calibrate as calibration
 from patchkv_agents.profiling.pairs import Skipped
+from patchkv_agents.profiling.profile import DataSource, Profile
 from tests.engine.models import tiny_engine
-from tests.profiling.profiles import profile_of
+from tests.profiling.profiles import passed, profile_of
 
 
 def run(capsys, *argv: str) -> tuple[int, str, str]:
@@ -51,6 +53,18 @@ def test_a_model_needs_no_command_and_show_is_one(capsys, calls, tmp_path: Path)
     status, printed, _ = run(capsys, "show", str(out))
     assert status == 0 and "NOT PASSED" in printed
     assert len(calls) == 2
+
+
+def test_a_repeated_run_keeps_the_pass_of_what_it_found_again(capsys, calls, tmp_path: Path):
+    out = tmp_path / "p.json"
+    assert run(capsys, "smollm2", "--quick", "--out", str(out))[0] == 0
+    passed(Profile.load(out)).save(out)
+    assert run(capsys, "smollm2", "--quick", "--out", str(out))[0] == 0
+    assert Profile.load(out).has_passed
+    other = replace(Profile.load(out), data=(DataSource("other", "ef" * 32, 4, 4),))
+    passed(other).save(out)
+    assert run(capsys, "smollm2", "--quick", "--out", str(out))[0] == 0
+    assert not Profile.load(out).has_passed
 
 
 def test_another_file_is_not_overwritten(capsys, calls, tmp_path: Path):

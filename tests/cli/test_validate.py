@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,19 @@ def test_a_profile_is_shown(tmp_path: Path, capsys):
     show(str(file), as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["has_passed"] is False and Profile.from_json(document_of(document)).fit == fit
+
+
+def test_limits_of_ones_own_are_named(tmp_path: Path, capsys):
+    file = tmp_path / "profile.json"
+    usual = passed(profile_of())
+    assert usual.validation is not None
+    limits = {**asdict(Thresholds()), "first_token_kl_median": 0.5}
+    replace(usual, validation=replace(usual.validation, thresholds=limits)).save(file)
+    show(str(file))
+    printed = capsys.readouterr().out
+    assert "PASSED" in printed and "NOT PASSED" not in printed
+    assert printed.count("By a limit of its own") == 1
+    assert "first token kl median 0.5, where 0.005 is usual" in " ".join(printed.split())
 
 
 def document_of(shown: dict[str, object]) -> dict[str, object]:

@@ -219,6 +219,18 @@ def test_chain_is_five_edits_with_known_answers() -> None:
         assert mentions(everything(version.context), version.answers) == version.answerable
 
 
+def test_retries_are_ten_edits_of_one_result() -> None:
+    episode = build(ROWS[0], "retries", tokens=3000)
+    edits = [version.edits[0] for version in episode.versions[1:]]
+    assert [edit.kind for edit in edits] == [EditKind.REFRESH_EVIDENCE] * 10
+    assert len({edit.old_indices for edit in edits} | {edit.new_indices for edit in edits}) == 1
+    found = [text(version.context, edits[0].old_indices[0]) for version in episode.versions]
+    assert len(set(found)) == 11
+    assert [version.answerable for version in episode.versions] == [False] * 10 + [True]
+    for version in episode.versions:
+        assert mentions(everything(version.context), version.answers) == version.answerable
+
+
 @pytest.mark.parametrize(
     ("kind", "which"), [("refresh", "new"), ("flip", "old"), ("clear", "old"), ("summarize", "old")]
 )

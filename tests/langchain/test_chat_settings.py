@@ -19,7 +19,7 @@ from patchkv_langchain import ChatPatchKV, chat_engines
 from patchkv_langchain.chat_engines import policy_of
 
 from ..engine.models import tiny_engine
-from ..profiling.profiles import passed, profile_of
+from ..profiling.profiles import POLICY, passed, profile_of
 from .agents import SHORT
 
 if TYPE_CHECKING:
@@ -76,6 +76,22 @@ def test_a_cache_does_not_serve_another_engine(
     first = ChatPatchKV(engine=tiny_chat_engine, max_tokens=4, cache=cache).invoke("Hi")
     second = ChatPatchKV(engine=other, max_tokens=4, cache=cache).invoke("Hi")
     assert second.content != first.content
+
+
+def test_caches_know_a_profile_by_what_it_says(tmp_path: Path) -> None:
+    file, copy = tmp_path / "profile.json", tmp_path / "copy.json"
+    passed(profile_of()).save(file)
+    passed(profile_of()).save(copy)
+
+    def key(profile: Any) -> str:
+        return ChatPatchKV(recovery_profile=profile)._get_llm_string()
+
+    before = key(file)
+    assert before == key(copy) == key(passed(profile_of())) != key(None)
+    profile_of().save(file)
+    assert key(file) not in (before, key(None))  # without its pass, recovery is exact
+    passed(profile_of(replace(POLICY, window_tokens=16))).save(file)
+    assert key(file) != before
 
 
 @pytest.mark.parametrize("tools", [[], [look]])

@@ -10,7 +10,15 @@ from patchkv_agents.context import Conversation, Edit
 from patchkv_evals.errors import EpisodeError
 
 EpisodeKind = Literal[
-    "refresh", "flip", "flip_noted", "clear", "summarize", "revise_plan", "multi", "chain"
+    "refresh",
+    "flip",
+    "flip_noted",
+    "clear",
+    "summarize",
+    "revise_plan",
+    "multi",
+    "chain",
+    "retries",
 ]
 KINDS: tuple[EpisodeKind, ...] = get_args(EpisodeKind)
 
@@ -33,7 +41,9 @@ class EpisodeSpec:
             - `revise_plan`: the plan is rewritten;
             - `multi`: plan revised, a result cleared and the evidence refreshed at once;
             - `chain`: refresh, clear, flip, revise_plan, summarize, one after the other, with the
-              question after each.
+              question after each;
+            - `retries`: the search for the evidence is tried again ten times, with the question
+              after each; nine times it finds other passages, and then the gold one.
         tokens: rendered length of the newest version, generation prompt included; kept to 2 %.
             Versions before it are longer where the edit removes text.
         position: where the first edited message starts, as a share of the newest version; as near

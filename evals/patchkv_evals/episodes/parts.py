@@ -28,6 +28,9 @@ FLIPS = ("flip", "flip_noted", "chain")
 PLANS = ("revise_plan", "multi", "chain")
 REFRESHES = ("refresh", "multi", "chain")
 
+RETRIES = 10
+"""Edits of an episode of that kind."""
+
 _CLEARED = 2
 _SUMMARIZED = 3
 
@@ -40,6 +43,7 @@ class Parts:
         evidence: the search whose result the answer needs.
         stale: what stands in its place before it is refreshed; empty if it is not refreshed.
         before_refresh: what kind of thing that is.
+        misses: what the search finds until it finds the evidence, if it is tried again.
         block: the steps that are edited, in order; the evidence only if it belongs there.
         support: searches for the other gold passages.
         places: for the evidence and each of the support, where among the fillers, 0 to 1.
@@ -53,6 +57,7 @@ class Parts:
     evidence: Find
     stale: str
     before_refresh: Literal["missing", "stale"] | None
+    misses: tuple[str, ...]
     block: tuple[Find, ...]
     support: tuple[Find, ...]
     places: tuple[float, ...]
@@ -86,6 +91,7 @@ def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[st
     gatherer = _Gatherer(row, spec, pool, count, rng, (*names, *(flip.new if flip else ())))
     evidence = gatherer.evidence(gold)
     before_refresh, stale = gatherer.stale(evidence)
+    misses = gatherer.misses(evidence)
     block = gatherer.block(evidence)
     support = tuple(filler(gatherer.key(), passage) for passage in gold.support)
     places = tuple(rng.random() for _ in range(len(support) + 1))
@@ -93,6 +99,7 @@ def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[st
         evidence,
         stale,
         before_refresh,
+        misses,
         tuple(block),
         support,
         places,
@@ -150,13 +157,23 @@ class _Gatherer:
             return None, ""
         if self._rng.random() < 0.5:
             return "missing", f'No results for "{evidence.query}".'
+        return "stale", self._others(evidence)
+
+    def misses(self, evidence: Find) -> tuple[str, ...]:
+        """What the search finds in its tries before the last."""
+        if self._spec.kind != "retries":
+            return ()
+        return tuple(self._others(evidence) for _ in range(RETRIES))
+
+    def _others(self, evidence: Find) -> str:
+        """As many passages as the evidence has, which have nothing to do with it."""
         finds = [self._next() for _ in evidence.passages]
-        return "stale", show([passage for find in finds for passage in find.passages])
+        return show([passage for find in finds for passage in find.passages])
 
     def block(self, evidence: Find) -> list[Find]:
         """The steps that are edited."""
         kind = self._spec.kind
-        if kind in ("refresh", "flip", "flip_noted"):
+        if kind in ("refresh", "flip", "flip_noted", "retries"):
             return [evidence]
         if kind == "clear":
             return self._of_size(_CLEARED, 0)

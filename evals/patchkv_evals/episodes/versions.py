@@ -26,6 +26,7 @@ _EDITS = {
     "flip_noted": ("flip",),
     "multi": ("revise_plan", "clear", "refresh"),
     "chain": ("refresh", "clear", "flip", "revise_plan", "summarize"),
+    "retries": ("refresh",),
 }
 
 
@@ -62,8 +63,11 @@ class Versions:
         base, revised_plan = self._base(choice)
         states = [State(base, self._row.answers)]
         if kind in REFRESHES:
-            stale = replace_result(base, parts.evidence.key, parts.stale, EditKind.REFRESH_EVIDENCE)
-            states = [State(stale.script, self._row.answers, answerable=False)]
+            states = [self._without_evidence(base, parts.stale, edited=False)]
+        if parts.misses:
+            states = [self._without_evidence(base, parts.misses[0], edited=False)]
+            for found in parts.misses[1:]:
+                states.append(self._without_evidence(states[-1].script, found, edited=True))
         for edit in _EDITS.get(kind, (kind,)):
             states.append(self._after(edit, states[-1], revised_plan))
         if kind == "multi":  # all at once
@@ -91,6 +95,13 @@ class Versions:
         size = spec.edit_tokens if spec.kind == "revise_plan" else None
         plan, revised = plans(ahead, self._count, size)
         return made.with_step(replace(ahead[0], plan=plan)), revised
+
+    def _without_evidence(self, script: Script, found: str, *, edited: bool) -> State:
+        """The version in which the search has found something else."""
+        key = self._parts.evidence.key
+        revised = replace_result(script, key, found, EditKind.REFRESH_EVIDENCE)
+        touches = revised.touches if edited else ()
+        return State(revised.script, self._row.answers, answerable=False, touches=touches)
 
     def _after(self, edit: str, state: State, plan: str) -> State:
         """The version that one edit makes of another."""
