@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from patchkv_agents.profiling.gate import fitted_marks, marks_of
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, pair_set
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import (
@@ -18,6 +19,8 @@ from patchkv_evals.episodes import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from patchkv_agents.profiling.profile import Profile
 
 
 def episode_pairs(
@@ -74,3 +77,13 @@ def pairs_of(episode: Episode) -> list[ContextPair]:
         )
         for number in range(1, last + 1)
     ]
+
+
+def calibrated_on(profile: Profile) -> Callable[[Episode], bool]:
+    """Tells of an episode whether the profile was fitted to its row, or to one of its contexts.
+
+    Raises:
+        ProfileError: the profile does not say what it was fitted to.
+    """
+    marks = fitted_marks(profile)
+    return lambda episode: any(not marks.isdisjoint(marks_of(pair)) for pair in pairs_of(episode))

@@ -39,7 +39,7 @@ def demo(
     ] = "smollm2",
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Length of the built-in episode.  [default: {DEFAULT_TOKENS}]"),
+        typer.Option(min=1, help=f"Length of the built-in episode; {DEFAULT_TOKENS} if left out."),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Repeat the methods, interleaved; times are medians.")

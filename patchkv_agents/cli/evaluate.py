@@ -36,9 +36,8 @@ def evaluate(
     edit: Annotated[
         list[str] | None,
         typer.Option(
-            help="refresh, flip, flip_noted, clear, summarize, revise_plan, multi or chain; may be "
-            "repeated.  "
-            "[default: refresh]"
+            help="refresh, flip, flip_noted, clear, summarize, revise_plan, multi, chain or "
+            "retries; may be repeated. If left out: refresh."
         ),
     ] = None,
     methods: Annotated[
@@ -58,7 +57,7 @@ def evaluate(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Episodes of each edit.  [default: all]")
+        int | None, typer.Option(min=1, help="Episodes of each edit; all if left out.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Length of the edited context.")] = 2048,
     position: Annotated[
@@ -102,11 +101,13 @@ def evaluate(
     from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
     from patchkv_evals.episodes import EpisodeKind
+    from patchkv_evals.profiling_pairs import calibrated_on
     from patchkv_evals.running import RunSpec, run
 
     # What is wrong is told before the model loads.
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
     policies = _policies(methods, profile)
+    seen = None if profile is None else calibrated_on(profile)
     spec = RunSpec(
         dataset=dataset,
         model=model,
@@ -124,9 +125,22 @@ def evaluate(
         exact = RecoveryPolicy.exact()  # each call names its policy
         engine = Engine.from_pretrained(model, policy=exact, recovery_profile=profile)
         outcome = run(
-            engine, rows, policies, spec, out, budget_minutes=budget_minutes, progress=show
+            engine,
+            rows,
+            policies,
+            spec,
+            out,
+            calibrated_on=seen,
+            budget_minutes=budget_minutes,
+            progress=show,
         )
     summary = outcome.run.summary
+    if summary["calibrated_on"]:
+        typer.echo(
+            f"The profile was fitted to {summary['calibrated_on']} of the "
+            f"{plural(summary['episodes'], 'episode')}: they flatter the methods made from it.",
+            err=True,
+        )
     if as_json:
         typer.echo(json.dumps({**summary, "episodes_left": outcome.episodes_left}))
     else:

@@ -28,11 +28,11 @@ def explain(
     namespace: NamespaceOption = "",
     version: Annotated[
         str | None,
-        typer.Option(help="The version in question: an id or a branch.  [default: the newest]"),
+        typer.Option(help="The version in question: an id or a branch; the newest if left out."),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="The version whose state was there.  [default: the one before]"),
+        typer.Option(help="The version whose state was there; the one before if left out."),
     ] = None,
     old: Annotated[
         Path | None, typer.Option(help="Instead of DB and THREAD: the conversation before (JSON).")

@@ -70,7 +70,7 @@ Edits = Annotated[
     str,
     typer.Option(
         help="Kinds of episodes, with commas between: refresh, flip, flip_noted, clear, "
-        "summarize, revise_plan, multi, chain.",
+        "summarize, revise_plan, multi, chain, retries.",
         rich_help_panel=_GROUP,
     ),
 ]
@@ -95,16 +95,16 @@ def read_sources(
 
     Args:
         tokenizer: of the model.
-        pairs, history, episodes, data, quick, limit, tokens, edits: the options above.
+        pairs, history, episodes, data, quick, limit, tokens, edits: the options above, as
+            `check_sources` has accepted them.
 
     Raises:
-        InputError: nothing is named, or a source cannot be used.
+        InputError: a source cannot be used.
         HistoryStoreError: the history is damaged.
     """
     from patchkv_agents.profiling.pair_readers import history_pairs, read_pairs
     from patchkv_agents.profiling.quick import quick_pairs
 
-    check_sources(pairs, history, episodes, data, quick)
     found = [read_pairs(file) for file in pairs or ()]
     if history is not None:
         found.append(history_pairs(history))

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from patchkv_agents.cli.console import new_console, plural
+from patchkv_agents.cli.model_options import Device, Dtype, load_options
 from patchkv_agents.cli.pair_sources import (
     DEFAULT_EDITS,
     DEFAULT_TOKENS,
@@ -31,9 +32,6 @@ from patchkv_agents.cli.pair_sources import (
 from patchkv_agents.cli.profile_view import show, show_profile
 from patchkv_agents.context.excerpts import escaped
 from patchkv_agents.errors import InputError
-
-if TYPE_CHECKING:
-    from patchkv_agents.engine.loading import LoadOptions
 
 _RUN = "run"
 
@@ -75,10 +73,8 @@ def run(
     precision: Annotated[
         bool, typer.Option(help="Fit the precision of stored rows; else the defaults stay.")
     ] = True,
-    device: Annotated[str | None, typer.Option(help="Device of the model, such as cuda.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document and nothing else.")
     ] = False,
@@ -100,12 +96,9 @@ def run(
         from patchkv_agents.profiling.profile import Profile
         from patchkv_agents.recovery import RecoveryPolicy
 
-        loading: LoadOptions = {}
-        if device is not None:
-            loading["device"] = device
-        if dtype is not None:
-            loading["dtype"] = dtype
-        engine = Engine.from_pretrained(model, policy=RecoveryPolicy.exact(), **loading)
+        engine = Engine.from_pretrained(
+            model, policy=RecoveryPolicy.exact(), **load_options(device, dtype)
+        )
         sources = read_sources(
             engine.tokenizer,
             pairs=pairs,

@@ -53,7 +53,7 @@ def show_profile(console: Console, profile: Profile) -> None:
     console.print(escaped(f"Profile of {profile.model} ({profile.fingerprint})"))
     console.print(escaped(f"  made {profile.created} by: {profile.command}"))
     for source in profile.data:
-        console.print(escaped(f"  fitted to {_source(source)}"))
+        console.print(escaped(f"  made from {_source(source)}"))
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     console.print(escaped(f"  with {versions}"))
     for title, policy in (("Policy", profile.policy), ("As published", profile.published)):
@@ -89,9 +89,7 @@ def show_validation(console: Console, validation: Validation) -> None:
     limits = dict(validation.thresholds)
     lines = []
     for name, measure in validation.measures.items():
-        interval = ""
-        if measure.low is not None and measure.high is not None:
-            interval = f"{_figure(measure.low)} to {_figure(measure.high)}"
+        interval = f"{_figure(measure.low)} to {_figure(measure.high)}"
         limit = _figure(limits[name]) if name in limits else ""
         figures = (_figure(measure.value), interval, limit, str(measure.n))
         lines.append((escaped(_words(name)), *figures))
@@ -111,9 +109,16 @@ def _other_limits(validation: Validation) -> Iterator[str]:
 
 def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     """What a policy does, a line for each part of it."""
+    from patchkv_agents.recovery import Selection
+
     if policy.window_tokens is None:
         yield "everything behind an edit is recomputed: exact"
         return
+    if policy.selection is Selection.CONTIGUOUS:
+        yield (
+            "recomputed are, behind each edit, as many tokens as these lengths have, in one piece, "
+            "and the last token:"
+        )
     if policy.window_model is not None:
         least = f", at least {policy.window_tokens}" if policy.window_tokens else ""
         yield f"recomputed are, behind each edit, as many tokens as its size predicts{least}"
@@ -135,7 +140,8 @@ def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     if policy.most_repaired is not None:
         yield f"together, at most {policy.most_repaired:.0%} of the suffix"
     if policy.most_generations is not None:
-        yield f"rows that were restored over more than {plural(policy.most_generations, 'edit')}"
+        edits = plural(policy.most_generations, "edit")
+        yield f"rows that would be restored over more than {edits} are recomputed"
     precision = policy.precision
     if precision is None:
         yield "rows are stored losslessly"

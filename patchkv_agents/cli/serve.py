@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from patchkv_agents.cli.model_options import Device, Dtype, load_options
 from patchkv_agents.errors import InputError
 
 
@@ -24,7 +25,7 @@ def serve(
         str | None,
         typer.Option(
             help="How edited contexts are recovered: exact, default (faster, approximate), or the "
-            "name of a method.  [default: the profile's if it has passed validation, else exact]"
+            "name of a method. If left out: the profile's if it has passed validation, else exact."
         ),
     ] = None,
     recovery_profile: Annotated[
@@ -88,10 +89,8 @@ def serve(
     idle_suspend_s: Annotated[
         float, typer.Option(min=0.1, help="Suspend a thread after so long without a request.")
     ] = 60.0,
-    device: Annotated[str | None, typer.Option(help="Device of the model, such as cuda.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; the usual one if left out.")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     model_name: Annotated[
         str | None,
         typer.Option(
@@ -140,15 +139,9 @@ def serve(
     from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
-    from patchkv_agents.engine.loading import LoadOptions
     from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.profiling.shadow import ShadowChecks
 
-    loading: LoadOptions = {}
-    if device is not None:
-        loading["device"] = device
-    if dtype is not None:
-        loading["dtype"] = dtype
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
     recovery = None if policy is None else policy_named(policy, profile)
     checkpoints = None if store is None else open_store(store)
@@ -160,7 +153,7 @@ def serve(
         store=checkpoints,
         history=None if history is None else SQLiteHistoryStore(history),
         versions_budget_bytes=min(DEFAULT_BUDGET_BYTES, budget_bytes),
-        **loading,
+        **load_options(device, dtype),
     )
     name = model_name or (None if Path(model).exists() else model)
     app = create_app(engine, settings, keys, model=name, store=checkpoints)

@@ -119,12 +119,7 @@ class AttentionCapture:
         Sums to 1, or is all zero if nothing is known. A query position has no score of its own:
         only the queries at and behind it could see it.
         """
-        mass = np.zeros(tokens, dtype=np.float32)
-        for own in self._mass.values():
-            seen = min(tokens, len(own))
-            mass[:seen] += own[:seen].cpu().numpy()
-        mass[mask_of(self._queries, tokens)] = 0.0
-        scores = _normalised(mass)
+        scores = self.fresh_scores(tokens)
         if self._prior is not None and self._observed < PROMPT_QUERIES:
             share = np.float32(self._observed / PROMPT_QUERIES)
             prior = np.zeros(tokens, dtype=np.float32)
@@ -132,6 +127,15 @@ class AttentionCapture:
             prior[:known] = self._prior[:known]
             scores = _normalised(share * scores + (1 - share) * _normalised(prior))
         return scores
+
+    def fresh_scores(self, tokens: int) -> npt.NDArray[np.float32]:
+        """The same from the queries that ran alone, without what was carried over."""
+        mass = np.zeros(tokens, dtype=np.float32)
+        for own in self._mass.values():
+            seen = min(tokens, len(own))
+            mass[:seen] += own[:seen].cpu().numpy()
+        mass[mask_of(self._queries, tokens)] = 0.0
+        return _normalised(mass)
 
 
 def _normalised(mass: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

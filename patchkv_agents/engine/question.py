@@ -1,7 +1,7 @@
 """Blocks chosen by what the end of the new context attends to.
 
-The rows of the plan run, the query tail among them; the blocks that it attends to most, and that
-are still old state, run then, and after them what was computed behind the first of them.
+The rows of the plan run. The blocks to which those among the last prompt positions attend most, and
+that are still old state, run then, and again everything that was computed behind the first of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_question_blocks(
     Returns:
         Logits of the last row, `[vocab]`, and the plan as carried out.
     """
-    chosen = question_blocks(plan, policy, capture.scores(len(token_ids)))
+    chosen = question_blocks(plan, policy, capture.fresh_scores(len(token_ids)))
     if not chosen.any():
         return logits, plan
     done = plan.extended(chosen, RowLabel.ATTENTION)

@@ -3,7 +3,7 @@
 The stages, each of which goes on where an interrupted run was:
 
 1. drift behind the edits of all pairs, from two exact prefills each; and, from the same ones,
-   windows of a fixed length with tails of several lengths;
+   windows of a fixed length with tails of several lengths, and what more rows would buy;
 2. the dirty window: regressions for a sweep of settings, of which the shortest is taken that
    meets the quality target by itself, without attention or query tail;
 3. the published rule for kappa, and which rows are recomputed beside window and tail;
@@ -16,6 +16,7 @@ looked at, for the window's coverage.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,14 +25,23 @@ from typing import Any
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import PatchKVError, UnsupportedModelError
+from patchkv_agents.estimates import bootstrap_mean
 from patchkv_agents.profiling.candidates import (
     fixed_lengths,
+    frontier,
     options,
     published_rules,
     window_and_tail,
 )
 from patchkv_agents.profiling.checking import check_model, check_tasks, usable
-from patchkv_agents.profiling.choosing import RULE, Candidate, Target, choose, figures_of
+from patchkv_agents.profiling.choosing import (
+    FLOOR,
+    RULE,
+    Candidate,
+    Target,
+    choose,
+    figures_of,
+)
 from patchkv_agents.profiling.drift import drift_layers
 from patchkv_agents.profiling.drift_log import DriftLog
 from patchkv_agents.profiling.gate import calibration_marks
@@ -185,7 +195,8 @@ class _Calibration:
         window = self._window(found)
         base = self._lengths()
         published, policy = self._selection(window, base)
-        precision = self._precision(policy)
+        self._frontier()
+        precision = self._precision()
         self._result({"patchkv": policy, "patchkv_published": published}, precision)
         return Profile(
             model=self._engine.model_name,
@@ -200,9 +211,10 @@ class _Calibration:
         )
 
     def _observed(self) -> dict[str, list[Observation]]:
-        """Drift of the pairs of both halves, by pair. Fixed windows and tails are tried beside."""
+        """Drift of the pairs of both halves, by pair. Lengths are tried beside."""
+        lengths = [*self._fixed(), *frontier(self._config.block_size)]
         halves: tuple[tuple[Trials, list[RecoveryPolicy], str], ...] = (
-            (self._trials, [each.policy for each in self._fixed()], "drift, windows and tails"),
+            (self._trials, [each.policy for each in lengths], "drift, windows and tails"),
             (Trials(self._engine, self._validation), [], "drift of validation pairs"),
         )
         for trials, policies, stage in halves:
@@ -282,6 +294,39 @@ class _Calibration:
         self.fit["selection"] = {"rule": RULE, "chosen": chosen.label, "tried": table}
         return published[kappa], chosen.policy
 
+    def _frontier(self) -> None:
+        """What more rows than the limit allows would buy."""
+        tried = frontier(self._config.block_size)
+        self.fit["frontier"] = {
+            "of": "the mean of log10(KL + 1e-5), as a KL, with a 95 % interval by task",
+            "tried": [
+                {
+                    "policy": each.label,
+                    **figures_of(self._trials.of(each.policy)),
+                    **self._interval(self._trials.of(each.policy)),
+                    **self._by_kind(self._trials.of(each.policy)),
+                }
+                for each in tried
+            ],
+        }
+
+    def _interval(self, trials: Sequence[Trial]) -> dict[str, float]:
+        found = bootstrap_mean(
+            [math.log10(trial.first_token_kl + FLOOR) for trial in trials],
+            groups=[self._tasks[trial.pair] for trial in trials],
+        )
+        return {"low": 10**found.low - FLOOR, "high": 10**found.high - FLOOR}
+
+    def _by_kind(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """The log-mean of KL for each kind of edit."""
+        kinds = {pair.id: pair.kind for pair in self._calibration}
+        return {
+            f"kl_{kind}": figures_of([each for each in trials if kinds[each.pair] == kind])[
+                "kl_log_mean"
+            ]
+            for kind in dict.fromkeys(kinds.values())
+        }
+
     def _kappa(self, policies: Mapping[float, RecoveryPolicy]) -> float:
         """The published rule, data set by data set."""
         datasets = {pair.id: pair.dataset for pair in self._calibration}
@@ -315,7 +360,7 @@ class _Calibration:
         }
         return choice.kappa
 
-    def _precision(self, policy: RecoveryPolicy) -> PrecisionPolicy:
+    def _precision(self) -> PrecisionPolicy:
         """The thresholds of precision."""
         if not self._config.precision:
             self.fit["precision"] = {"note": "not fitted: these are the defaults"}
@@ -324,7 +369,6 @@ class _Calibration:
             precision, record = fit_precision(
                 self._engine,
                 self._calibration,
-                policy=policy,
                 log=self._work / "precision.jsonl",
                 progress=self._tell,
             )
@@ -349,13 +393,16 @@ class _Calibration:
 
     def _choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, list[dict[str, Any]]]:
         trials: list[list[Trial]] = [self._trials.of(each.policy) for each in candidates]
-        return choose(
+        chosen, table = choose(
             candidates,
             trials,
             self._tasks,
             target=self._config.target,
             budget=self._config.most_repaired,
         )
+        return chosen, [
+            {**row, **self._by_kind(own)} for row, own in zip(table, trials, strict=True)
+        ]
 
     def _run(self, policies: Sequence[RecoveryPolicy], stage: str) -> None:
         self._trials.run(policies, progress=self._told(stage))

@@ -87,11 +87,38 @@ def options(base: RecoveryPolicy, window: WindowFit) -> list[Candidate]:
             )
             for rule in rules
         ),
-        Candidate("contiguous", replace(base, selection=Selection.CONTIGUOUS), 1),
-        Candidate("measured stop", replace(base, stop=stop), 2),
+        Candidate(
+            f"half the window, attention {_SHARE:.1%} in blocks of 32",
+            replace(half, block_size=32),
+            1,
+        ),
+        Candidate("contiguous", replace(base, selection=Selection.CONTIGUOUS)),
         Candidate("predicted window", replace(base, window_tokens=0, window_model=window.model), 1),
     ]
+    if base.window_tokens:  # without a window, none grows
+        found.append(Candidate("measured stop", replace(base, stop=stop), 2))
     if (base.window_tokens or 0) > stop.step_tokens:
         short = replace(base, window_tokens=stop.step_tokens, stop=stop)
         found.append(Candidate("short window, measured stop", short, 2))
     return found
+
+
+def frontier(block_size: int) -> list[Candidate]:
+    """What more rows than a limit allows would buy, by each rule. To be reported, not chosen."""
+    plain = {window: window_and_tail(window, 64, block_size) for window in (64, 128, 256, 512)}
+    rules = (Selection.BLOCKS, Selection.EDITED, Selection.COMBINED)
+    return [
+        *(Candidate(f"window {window}, tail 64", policy) for window, policy in plain.items()),
+        *(
+            Candidate(f"{_NAMES[rule]} {2 * _SHARE:.1%}, window 64, tail 64", policy)
+            for rule in rules
+            for policy in (replace(plain[64], selection=rule, attention_fraction=2 * _SHARE),)
+        ),
+        *(
+            Candidate(
+                f"contiguous, rows of window {window} and tail 64",
+                replace(policy, selection=Selection.CONTIGUOUS),
+            )
+            for window, policy in plain.items()
+        ),
+    ]

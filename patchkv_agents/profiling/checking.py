@@ -81,15 +81,20 @@ def _why_not(engine: Engine, pair: ContextPair, answer_tokens: int) -> str | Non
 
 
 def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> None:
-    """Check that there are enough tasks for two splits; those that share a context are one.
+    """Check that there are enough tasks; those that share a context are one.
+
+    Args:
+        pairs: all that can be used, or those of one split.
+        least: tasks that are needed; fewer than `LEAST_TASKS` for one split.
 
     Raises:
         InputError: there are too few.
     """
     tasks = len(set(task_groups(pairs).values()))
     if tasks < least:
+        what = "a profile" if least >= LEAST_TASKS else "the calibration half of a profile"
         raise InputError(
-            f"{len(pairs)} usable pairs of {tasks} tasks are too few for a profile: give pairs of "
-            f"at least {least} tasks ('task' in a JSONL file, threads in a history) that share no "
-            "context, or use --quick"
+            f"{len(pairs)} usable pairs of {tasks} tasks are too few for {what}: give pairs of "
+            f"more tasks, at least {LEAST_TASKS} in all ('task' in a JSONL file, threads in a "
+            "history) that share no context, or use --quick"
         )

@@ -3,9 +3,9 @@
 Quality is the mean of log10(KL + 1e-5) over the pairs: a typical pair counts, and differences
 below 1e-5 nats do not. Among the candidates within the budget of repaired rows, those that meet the
 target go first; of these the best one is found, and the simplest, then cheapest of all that are
-as good: not worse by more than one standard error (of the paired difference, by task), or by less
-than what matters. Without the latter, a candidate would be kept out for a tiny difference that it
-shows on every pair, and a noisy one let in.
+as good: not worse by more than what matters, or by one standard error (of the paired difference, by
+task) up to twice that. Without the former, a candidate would be kept out for a tiny difference that
+it shows on every pair; without the limit, a noisy one would be let in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MATERIAL = 0.05
 RULE = (
     "of those within the budget that meet the target (of all, if none does), the simplest, then "
     "the one with the fewest rows, that is as good as the best: log10(KL + 1e-5) is higher by no "
-    f"more than one standard error of the paired difference, by task, or than {MATERIAL}"
+    f"more than {MATERIAL}, or than one standard error of the paired difference, by task, if that "
+    f"is at most {2 * MATERIAL}"
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -112,7 +113,7 @@ def choose(
     groups = [tasks[trial.pair] for trial in trials[0]]
     best = min(allowed, key=lambda n: (float(logs[n].mean()), n))
     worse = [_difference(logs[n] - logs[best], groups) for n in range(len(candidates))]
-    equal = [n for n in allowed if worse[n][0] <= max(worse[n][1], MATERIAL)]
+    equal = [n for n in allowed if worse[n][0] <= max(min(worse[n][1], 2 * MATERIAL), MATERIAL)]
     chosen = min(
         equal,
         key=lambda n: (candidates[n].complexity, round(figures[n]["repair_ratio"], 9), n),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from patchkv_agents import __version__
 from patchkv_agents.alignment import align
 from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import Conversation, render
@@ -24,6 +25,7 @@ class DriftLog:
     def __init__(self, engine: Engine, block_size: int, path: Path) -> None:
         self._engine, self._block_size = engine, block_size
         head = {
+            "release": __version__,
             "fingerprint": engine.fingerprint,
             "layers": list(drift_layers(engine)),
             "block_size": block_size,

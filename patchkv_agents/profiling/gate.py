@@ -77,7 +77,27 @@ class Thresholds:
 
 def calibration_marks(pairs: Iterable[ContextPair]) -> list[str]:
     """What pairs are known by later on, for `fit["calibration_tasks"]`: contexts and tasks."""
-    return sorted({mark for pair in pairs for mark in _marks(pair)})
+    return sorted({mark for pair in pairs for mark in marks_of(pair)})
+
+
+def fitted_marks(profile: Profile) -> frozenset[str]:
+    """The marks of the pairs to which a profile was fitted; see `marks_of`.
+
+    Raises:
+        ProfileError: the profile does not say what it was fitted to.
+    """
+    marks = profile.fit.get("calibration_tasks")
+    if not isinstance(marks, list):
+        raise ProfileError(
+            "the profile does not say what it was fitted to ('calibration_tasks'): profile again"
+        )
+    return frozenset(marks)
+
+
+def marks_of(pair: ContextPair) -> frozenset[str]:
+    """Digests of a pair's task (with the name of its data set) and of both contexts."""
+    task = hashlib.blake2b(f"{pair.dataset}\x1f{pair.task}".encode(), digest_size=16).hexdigest()
+    return frozenset((task, context_digest(pair.old), context_digest(pair.new)))
 
 
 def unseen(profile: Profile, pairs: PairSet) -> PairSet:
@@ -89,13 +109,8 @@ def unseen(profile: Profile, pairs: PairSet) -> PairSet:
         InputError: it was fitted to all of them.
         ProfileError: the profile does not say what it was fitted to.
     """
-    marks = profile.fit.get("calibration_tasks")
-    if not isinstance(marks, list):
-        raise ProfileError(
-            "the profile does not say what it was fitted to ('calibration_tasks'): profile again"
-        )
-    seen = frozenset(marks)
-    kept = tuple(pair for pair in pairs.pairs if seen.isdisjoint(_marks(pair)))
+    seen = fitted_marks(profile)
+    kept = tuple(pair for pair in pairs.pairs if seen.isdisjoint(marks_of(pair)))
     if pairs.pairs and not kept:
         raise InputError(
             f"the profile was fitted to all {len(pairs.pairs)} pairs of {pairs.name}: give others"
@@ -254,8 +269,3 @@ def _tasks(measured: _Measured) -> list[str]:
     """The task of each pair; those that share a context are one."""
     groups = task_groups(pair for pair, _ in measured)
     return [groups[pair.task] for pair, _ in measured]
-
-
-def _marks(pair: ContextPair) -> frozenset[str]:
-    task = hashlib.blake2b(f"{pair.dataset}\x1f{pair.task}".encode(), digest_size=16).hexdigest()
-    return frozenset((task, context_digest(pair.old), context_digest(pair.new)))

@@ -74,11 +74,6 @@ class JsonFields:
         """A finite number."""
         return self._number(name, self.take(name))
 
-    def optional_number(self, name: str) -> float | None:
-        """A finite number, or null."""
-        value = self.take(name)
-        return None if value is None else self._number(name, value)
-
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts."""
         value = self.list_of(name)

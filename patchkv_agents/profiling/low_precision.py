@@ -39,7 +39,10 @@ class StoredRows:
 
 
 def exact_rows(cache: RowCache, rows: int) -> StoredRows:
-    """A copy of the first `rows` rows, which takes two bytes an element."""
+    """A copy of the first `rows` rows, in the cache's dtype.
+
+    `row_bytes` counts them as stored in 16 bits, two bytes an element, whatever the copy takes.
+    """
     shards = tuple(
         CacheShard(
             shard.first,

@@ -160,8 +160,9 @@ def _texts(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def history_pairs(database: str | Path) -> PairSet:
     """Pairs of a history database: versions of all threads, each with the one it was made from.
 
-    Versions that only append to theirs make none. The pairs of a thread, and of forks of it, are
-    of one task.
+    Versions that only append to theirs make none. Those whose chat template is given arguments,
+    such as `enable_thinking`, are left out: pairs are rendered without any. The pairs of a thread,
+    and of forks of it, are of one task.
 
     Raises:
         InputError: there is no such file.
@@ -172,29 +173,38 @@ def history_pairs(database: str | Path) -> PairSet:
         raise InputError(f"there is no file {database}: check the path")
     store = SQLiteHistoryStore(database, mode="r")
     try:
-        pairs: dict[str, ContextPair] = {}
+        found: dict[str, ContextPair | Skipped] = {}
         for thread in store.threads():
             # Versions are shared with forks: each counts once.
             task = str(min(store.related(thread), default=thread))
-            for pair in _thread_pairs(store, thread, task, database.stem):
-                pairs.setdefault(pair.id, pair)
+            for made in _thread_pairs(store, thread, task, database.stem):
+                found.setdefault(made.id, made)
     finally:
         store.close()
-    return pair_set(database.name, pairs.values())
+    return pair_set(
+        database.name,
+        (made for made in found.values() if isinstance(made, ContextPair)),
+        (made for made in found.values() if isinstance(made, Skipped)),
+    )
 
 
 def _thread_pairs(
     store: HistoryStore, thread: ThreadKey, task: str, dataset: str
-) -> Iterator[ContextPair]:
+) -> Iterator[ContextPair | Skipped]:
     versions: dict[str, ContextVersion] = {}
     for id in store.version_ids(thread):
         if (version := store.load(thread, id)) is None:  # deleted by another process meanwhile
             continue
         versions[id] = version
         parent = versions.get(version.parents[0]) if version.parents else None
-        if parent is None or parent.template_args != version.template_args:
+        if parent is None:
             continue
         old, new = (Conversation(each.messages, each.tools) for each in (parent, version))
         if old == new or only_appends(old, new):
+            continue
+        arguments = {name for each in (parent, version) for name in each.template_args.load()}
+        if arguments:
+            names = ", ".join(sorted(arguments))
+            yield Skipped(id, f"its chat template is given arguments ({names}): not supported")
             continue
         yield ContextPair(id, task, _kind(version.edits), dataset, old, new, version.edits)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from patchkv_agents import __version__
 from patchkv_agents.checkpoint.offload import BLOCK_SIZE
 from patchkv_agents.checkpoint.precision import (
     PrecisionPolicy,
@@ -36,7 +37,6 @@ from patchkv_agents.profiling.json_log import JsonLog
 from patchkv_agents.profiling.low_precision import LoweredPrompt, block_lengths
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_kernels import PayloadFormat
 
 SCHEMA = 1
@@ -103,7 +103,6 @@ def fit_precision(
     engine: Engine,
     pairs: Sequence[ContextPair],
     *,
-    policy: RecoveryPolicy,
     target: PrecisionTarget | None = None,
     prompts: int = 8,
     log: Path | None = None,
@@ -112,12 +111,12 @@ def fit_precision(
     """Choose the thresholds on the old contexts of pairs.
 
     Blocks in storage have `BLOCK_SIZE` tokens; what other sizes would do is in the record. The
-    error limit `tau_4` is the largest error seen: below it the target is met without a limit.
+    default thresholds are among what is tried. The error limit `tau_4` of all others is the largest
+    error seen: up to it, whatever they do is done without a limit.
 
     Args:
         engine: runs them. The states of one prompt are in memory at a time.
         pairs: for calibration; the contexts of different tasks come first.
-        policy: its thresholds are tried too, or the defaults where it has none.
         target: what must hold; candidates that miss it are chosen only if all do.
         prompts: most prompts, at least 2 of which must be there.
         log: file in which divergences are kept, so that an interrupted run goes on.
@@ -125,7 +124,8 @@ def fit_precision(
 
     Returns:
         The thresholds, and a JSON object: `target`, `met`, `prompts` (their tokens), `chosen`,
-        `before`, `uniform`, `frontier` (of each block size, fewest bytes first), `quality` (words).
+        `defaults`, `uniform`, `frontier` (of each block size, fewest bytes first), `quality` and
+        `tau_4` (words).
         Each entry has `payload_ratio` (to 16 bits), `kl_median`, `kl_p90`, `kl_mean`.
 
     Raises:
@@ -143,34 +143,43 @@ def fit_precision(
         known.append(_rows(engine, exact_prompt(engine, token_ids, answer_tokens=1)))
     tau_4 = max(_high_error(rows) for rows in known)
     candidates = list(_candidates(known, _rounded_up(tau_4)))
-    now = policy.precision
-    before = _Candidate(BLOCK_SIZE, now if now and now.format is None else PrecisionPolicy())
+    defaults = _Candidate(BLOCK_SIZE, PrecisionPolicy())
     uniform = [
         _Candidate(BLOCK_SIZE, replace(PrecisionPolicy(), tau_low=0.0, tau_high=_NEVER)),
         _Candidate(BLOCK_SIZE, PrecisionPolicy(tau_low=_NEVER, tau_high=_NEVER, tau_4=_NEVER)),
     ]
-    every = [before, *uniform, *candidates]
+    every = [defaults, *uniform, *candidates]
     store = _store(log, engine)
     results = []
     for number, (token_ids, rows) in enumerate(zip(chosen_prompts, known, strict=True), start=1):
         progress(f"thresholds on prompt {number} of {len(chosen_prompts)}")
         results.append(_measured(engine, token_ids, rows, every, store))
     entries = [_entry(each, [own[i] for own in results], wanted) for i, each in enumerate(every)]
-    (found_before, all_8, all_4), tried = entries[:3], entries[3:]
+    (by_default, all_8, all_4), tried = entries[:3], entries[3:]
     own_size = [entry for entry in tried if entry["block_size"] == BLOCK_SIZE]
-    best = min([found_before, *own_size], key=lambda entry: _order(entry, wanted))
+    best = min([by_default, *own_size], key=lambda entry: _order(entry, wanted))
     record = {
         "quality": "KL(exact || stored) in nats, mean over up to 16 greedy tokens, storage alone",
         "target": asdict(wanted),
         "met": best["meets"],
+        "tau_4": _error_limit(best is by_default, best["meets"]),
         "prompts": [len(token_ids) for token_ids in chosen_prompts],
         "chosen": best,
-        "before": found_before,
+        "defaults": by_default,
         "uniform": {"k8v8": all_8, "k8v4": all_4},
         "frontier": _frontier(tried),
     }
     names = ("alpha", "tau_low", "tau_high", "tau_4")
     return PrecisionPolicy(**{name: best[name] for name in names}), record
+
+
+def _error_limit(is_default: bool, met: bool) -> str:
+    """Where the error limit comes from, in words."""
+    if is_default:
+        return "the default"
+    if met:
+        return "the largest error seen: up to it, the target is met without a limit"
+    return "the largest error seen, and the target is missed: a lower one was not tried"
 
 
 def _prompts(engine: Engine, pairs: Sequence[ContextPair], most: int) -> list[IntArray]:
@@ -232,7 +241,12 @@ def _rounded_up(figure: float) -> float:
 
 
 def _store(log: Path | None, engine: Engine) -> JsonLog | None:
-    head = {"schema": SCHEMA, "of": "precision", "fingerprint": engine.fingerprint}
+    head = {
+        "schema": SCHEMA,
+        "release": __version__,
+        "of": "precision",
+        "fingerprint": engine.fingerprint,
+    }
     return None if log is None else JsonLog(log, head)
 
 

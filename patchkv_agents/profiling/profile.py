@@ -52,13 +52,13 @@ class Measure:
 
     Attributes:
         value: the figure.
-        low, high: its 95 % interval; None where it has none.
+        low, high: its 95 % interval.
         n: how many pairs it is from.
     """
 
     value: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     n: int
 
 
@@ -326,10 +326,7 @@ def _source(document: Any) -> DataSource:
 def _measure(document: Any, name: str) -> Measure:
     fields = JsonFields(document, f"the measure {name}")
     measure = Measure(
-        fields.number("value"),
-        fields.optional_number("low"),
-        fields.optional_number("high"),
-        fields.count("n"),
+        fields.number("value"), fields.number("low"), fields.number("high"), fields.count("n")
     )
     fields.end()
     return measure

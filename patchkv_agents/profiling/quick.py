@@ -1,6 +1,6 @@
 """Synthetic pairs from texts shipped with the package, for those who have no data of their own.
 
-Eight agents read about a town, each other pages in another order and for another question. Of each
+Twelve agents read about a town, each other pages in another order and for another question. Of each
 there are three edits: `refresh` (a result that was of the wrong page, or had other numbers, is
 fetched again), `clear` (earlier results give way to a placeholder) and `summarize` (some steps give
 way to the first sentences of what was read). Places and sizes of the edits differ.
@@ -15,11 +15,12 @@ from patchkv_agents.context import Conversation, infer_edits, parse_messages, pa
 from patchkv_agents.profiling.episode import load_script, write_messages
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set
 
-TASKS = 8
+TASKS = 12
 NAME = "quick"
 CLEARED = "[Old tool result content cleared]"
 
-_STEPS = (4, 4, 4, 5, 5, 5, 6, 7)  # of each task: some 1,500 to 3,000 tokens
+_STEPS = (4, 4, 4, 5, 5, 5, 6, 7, 4, 5, 6, 7)  # of each task: some 1,500 to 3,000 tokens
+_SHAPES = 8  # places and sizes of edits
 _STRIDE = 3  # steps by which the reading of one task begins behind that of the one before
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
@@ -37,12 +38,13 @@ def _task(script: dict[str, Any], task: int) -> list[ContextPair]:
     order = [pages[(_STRIDE * task + 7 * step) % len(pages)] for step in range(len(pages))]
     steps = [script["opening_step"], *order[: _STEPS[task]]]
     spare = order[_STEPS[task]]
+    shape = task % _SHAPES
     # Where the first edit is: early in even tasks, in the middle in odd ones.
-    place = (task + 2) // 4 if task % 2 == 0 else len(steps) // 2
+    place = (shape + 2) // 4 if task % 2 == 0 else len(steps) // 2
     question = f'What does the guide say under "{steps[place]["result"][0]}"?'
     now = write_messages(script, steps, question)
-    cleared = range(place, place + 1 + task // 2 % 2)
-    summarised = range(place, place + 2 + task // 4)
+    cleared = range(place, place + 1 + shape // 2 % 2)
+    summarised = range(place, place + 2 + shape // 4)
     stale = spare["result"] if task % 2 == 0 else _other_numbers(steps[place]["result"])
     before = [*steps[:place], {**steps[place], "result": stale}, *steps[place + 1 :]]
     versions = {

@@ -89,7 +89,7 @@ class ShadowSummary:
         checks: answers that were checked.
         agreed: of these, how many had the full prefill's most likely first token.
         dropped: answers of the sample for which there was no time (one is checked, one waits), or
-            that were pending when a thread was told to forget.
+            that were given up: a thread was told to forget, or the checks were closed.
         failed: checks that ended with an error, which is logged.
         first_token_kl_median, first_token_kl_p95, first_token_kl_max: of the last thousand checks,
             in nats; None before the first one.
@@ -192,7 +192,7 @@ class Shadow:
         """Give up what is checked and what waits, as where a context has to be forgotten."""
         with self._changed:
             self._forgotten += 1
-            self._dropped += self._pending
+            self._dropped += len(self._waiting)  # what is checked counts where it ends
             self._pending -= len(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
@@ -214,17 +214,24 @@ class Shadow:
                     self._worker = None
                     return
                 entry = self._waiting.popleft()
-            self._run(*entry)
+                forgotten = self._forgotten  # under the same lock: `forget` misses no entry
+            self._run(*entry, forgotten)
 
     def _run(
-        self, thread: ThreadKey, policy: str, token_ids: IntArray, logits: torch.Tensor
+        self,
+        thread: ThreadKey,
+        policy: str,
+        token_ids: IntArray,
+        logits: torch.Tensor,
+        forgotten: int,
     ) -> None:
         try:
-            result = self._check(thread, policy, token_ids, logits)
+            result = self._check(thread, policy, token_ids, logits, forgotten)
             if self._settings.report is not None:
                 self._settings.report(result)
         except ShadowStopped:
-            pass
+            with self._changed:
+                self._dropped += 1
         except Exception:
             with self._changed:
                 self._failed += 1
@@ -235,15 +242,22 @@ class Shadow:
                 self._changed.notify_all()
 
     def _check(
-        self, thread: ThreadKey, policy: str, token_ids: IntArray, logits: torch.Tensor
+        self,
+        thread: ThreadKey,
+        policy: str,
+        token_ids: IntArray,
+        logits: torch.Tensor,
+        forgotten: int,
     ) -> ShadowResult:
         started = time.perf_counter()
         patient_until = time.monotonic() + PATIENCE_S
-        forgotten = self._forgotten
+        with self._changed:
+            self._stop_unless_wanted(forgotten)
         exact = self._exact_logits(token_ids, lambda: self._give_way(patient_until, forgotten))
         kl = first_token_kl(exact, logits.to(exact.device))
         agree = int(exact.argmax()) == int(logits.argmax())
         with self._changed:
+            self._stop_unless_wanted(forgotten)
             self._checks += 1
             self._agreed += agree
             self._kls.append(kl)
@@ -262,8 +276,12 @@ class Shadow:
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            if self._stopped or self._forgotten != forgotten:
-                raise ShadowStopped
+            self._stop_unless_wanted(forgotten)
+
+    def _stop_unless_wanted(self, forgotten: int) -> None:
+        """Stop a check that began when things had been forgotten so often; `_changed` is held."""
+        if self._stopped or self._forgotten != forgotten:
+            raise ShadowStopped
 
 
 _LIVE: weakref.WeakSet[Shadow] = weakref.WeakSet()

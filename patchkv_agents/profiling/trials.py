@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from patchkv_agents import __version__
 from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_result
 from patchkv_agents.baselines.states import SharedStates
@@ -23,7 +21,6 @@ from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.profiling.answers import same_answer, stale_answer
 from patchkv_agents.profiling.json_log import JsonLog
 from patchkv_agents.profiling.pairs import ContextPair
-from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy_json import policy_to_json
 
@@ -50,8 +47,6 @@ class Trial:
         recompute_ratio: rows that ran / rows behind the exact prefix.
         new_tokens, window_tokens, attention_tokens, tail_tokens: computed rows, by reason.
         planning_ms, resume_ttft_ms: see `RecoveryReport`; of one run.
-        hunks: edits of the token ids.
-        suffix: aligned tokens behind the first edit.
     """
 
     pair: str
@@ -70,8 +65,6 @@ class Trial:
     tail_tokens: int
     planning_ms: float
     resume_ttft_ms: float
-    hunks: int
-    suffix: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +226,7 @@ class Trials:
             stale_answer(each.text, pair.stale_answers, pair.answers) if stale_known else None
             for each in (reply, reference)
         )
-        report, plan = reply.report, reply.plan
+        report = reply.report
         return Trial(
             pair=pair.id,
             policy_key=policy_key(policy),
@@ -251,22 +244,9 @@ class Trials:
             tail_tokens=report.tail,
             planning_ms=report.planning_ms,
             resume_ttft_ms=report.resume_ttft_ms,
-            hunks=_gaps(plan.aligned),
-            suffix=int(plan.suffix.sum()),
         )
 
 
 def _logged_trial(line: Mapping[str, Any]) -> tuple[str, Trial]:
     """The digest of a pair, and its trial, from a line of the log."""
     return line["digest"], Trial(**line["trial"])
-
-
-def _gaps(aligned: IntArray) -> int:
-    """Edits of the token ids, from the old position of each new token (-1 where it is new)."""
-    new = np.flatnonzero(aligned >= 0)
-    if not len(new):
-        return 1
-    old = aligned[new]
-    between = (np.diff(new) > 1) | (np.diff(old) > 1)
-    in_front, behind = new[0] > 0 or old[0] > 0, new[-1] < len(aligned) - 1
-    return int(between.sum()) + int(in_front) + int(behind)

@@ -237,6 +237,9 @@ def mean_tokens(model: WindowModel, found: Sequence[Observation]) -> float:
 def coverage(fit: WindowFit, found: Sequence[Observation]) -> dict[str, Any]:
     """How a model does on pairs that it was not fitted to.
 
+    Observed are only edits with at least `LEAST_STRETCH` tokens behind them: others, and pairs
+    that have no other, are counted nowhere.
+
     Returns:
         `edits` and `pairs`: share whose oracle boundary (of all their edits) is at or under the
         prediction, to be compared with the `quantile`; `extra_tokens`: mean of what is predicted

@@ -31,7 +31,7 @@ class RowLabel(IntEnum):
     TAIL = 3
     """Among the last prompt tokens: recomputed."""
     ATTENTION = 4
-    """In a block that received much attention: recomputed."""
+    """In a block chosen by the policy's `selection`: recomputed."""
     RESTORED = 5
     """Old state that is not exact: moved behind an edit, or quantised in front of it."""
     DEVIATION = 6

@@ -11,7 +11,7 @@ from patchkv_agents.recovery.window import WindowModel
 
 
 class Selection(str, Enum):
-    """Which rows of the suffix are recomputed beside the dirty window."""
+    """Which rows of the suffix are recomputed beside dirty window and query tail."""
 
     BLOCKS = "blocks"
     """Whole blocks, ranked by the largest score of a token in them, and the query tail."""
@@ -26,8 +26,8 @@ class Selection(str, Enum):
     COMBINED = "combined"
     """As `EDITED`, ranked by that mass times the attention that the block received."""
     QUESTION = "question"
-    """As `BLOCKS`, ranked by the attention that the query tail of the new context gives: it runs
-    once more, first, on the restored rows."""
+    """As `BLOCKS`, ranked by the attention that the last prompt rows of the new context give, as
+    far as they are computed; what is computed behind the first block chosen then runs again."""
 
     @property
     def needs_map(self) -> bool:
@@ -123,8 +123,8 @@ class RecoveryPolicy:
         name: how reports call it.
         window_tokens: length of the dirty window behind each edit, in tokens; None recomputes the
             whole suffix, which is exact. With `window_model`, the shortest that it may predict.
-        attention_fraction: share of the suffix that may be recomputed because it received much
-            attention (kappa).
+        attention_fraction: share of the suffix that may be recomputed because of attention, by
+            the rule of `selection` (kappa).
         tail_tokens: length of the query tail, in tokens; 1 is the last token alone, which gives
             the logits and is not grown to a block.
         block_size: unit of repair, in tokens; 1 turns block rounding off.

@@ -54,8 +54,8 @@ def choose_repair(
         taken: rows that are computed in any case, bool `[tokens]`.
         old: old position of each token, anything where it has none; int64 `[tokens]`.
         scores: attention received by each old token, float32 `[tokens_old]`.
-        block_map: where the old version's blocks looked; without one, `EDITED` and `COMBINED`
-            choose as `BLOCKS` does.
+        block_map: where the old version's blocks looked; where nothing is known of that, `EDITED`
+            and `COMBINED` choose as `BLOCKS` does.
     """
     block, tokens = policy.block_size, len(suffix)
     tail = np.arange(tokens) >= tokens - policy.tail_tokens
@@ -68,7 +68,10 @@ def choose_repair(
     distances, lengths = _windows(alignment, policy, suffix)
     window = rounded_to_blocks((distances < lengths) & suffix, block) & suffix
     open_window = window & ~certain
+    values = _importance(policy, alignment, old, scores, block_map)
     blocks = _attention_blocks(policy, suffix)
+    if policy.selection is not Selection.QUESTION:  # which ranks them later
+        blocks = min(blocks, len(_ranked(values, suffix & ~certain, block)))
     others = int((suffix & ~window & ~certain).sum())
     if int(open_window.sum()) + min(blocks * block, others) > room:
         # What is cut off the windows is then a candidate for its attention like any other row.
@@ -78,7 +81,6 @@ def choose_repair(
     room -= int((window & ~certain).sum())
 
     candidates = suffix & ~window & ~certain
-    values = _importance(policy, alignment, old, scores, block_map)
     if policy.selection is Selection.TOKENS:
         best = math.ceil(policy.attention_fraction * int(suffix.sum()))
         values, blocks = _largest(values, candidates, best), best
@@ -167,7 +169,7 @@ def _importance(
     """By what the tokens of the new version are ranked, float32 `[tokens]`."""
     if policy.selection is Selection.QUESTION:
         return np.zeros(len(old), dtype=np.float32)  # known only once the question has run
-    if block_map is None or not policy.selection.needs_map:
+    if block_map is None or not policy.selection.needs_map or not block_map.mass.any():
         return scores[old]
     mass = edit_mass(block_map, alignment)[old // block_map.block_size]
     return mass if policy.selection is Selection.EDITED else mass * scores[old]

@@ -9,6 +9,11 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from patchkv_agents.cli.main import main
+from patchkv_agents.context import Conversation, parse_messages
+from patchkv_agents.engine import Engine
+from patchkv_agents.profiling.gate import calibration_marks
+from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.recovery import RecoveryPolicy
 from tests.engine.models import tiny_engine
 from tests.evals.samples import ROWS
 from tests.profiling.profiles import profile_of
@@ -69,6 +74,7 @@ def test_a_run_its_continuation_and_the_comparison(capsys, model, data, tmp_path
     assert document["methods"]["patchkv"]["f1"]["n"] == 4
     assert document["methods"].keys() == {"full_prefill", "patchkv", "prefix_cache"}
     assert document["config"]["data"] == data
+    assert (document["episodes"], document["calibrated_on"]) == (4, None)
 
     shown, _ = run(capsys, out, out, "--json")
     (pooled,) = json.loads(shown)["models"]
@@ -93,6 +99,32 @@ def test_a_spent_budget_is_told(capsys, model, data, tmp_path):
     options = ("--dataset", "hotpotqa", "--data", data, "--model", model, "--limit", "3")
     _, errors = run(capsys, *options, "--out", str(tmp_path), "--budget-minutes", "0")
     assert "about 3 episodes left" in errors
+
+
+def test_episodes_that_the_profile_was_fitted_to_are_counted_and_told(
+    capsys, model, data, tmp_path
+):
+    """By the task's name, in whatever context it comes: the profile saw another length."""
+    row = ROWS[0]
+    old, new = (Conversation(parse_messages([{"role": "user", "content": c}])) for c in "ab")
+    marks = calibration_marks([ContextPair("x", row.id, "flip", "hotpotqa", old, new)])
+    fingerprint = Engine.from_pretrained(model, policy=RecoveryPolicy.exact()).fingerprint
+    file = tmp_path / "profile.json"
+    profile_of(fingerprint=fingerprint, fit={"calibration_tasks": marks}).save(file)
+    options = ("--dataset", "hotpotqa", "--data", data, "--model", model, "--tokens", "700")
+    options += ("--methods", "patchkv", "--out", str(tmp_path / "out"), "--json")
+    options += ("--recovery-profile", str(file))
+    shown, told = run(capsys, *options, "--limit", "2")
+    document = json.loads(shown)
+    assert (document["calibrated_on"], document["episodes"]) == (1, 2)
+    (warning,) = [line for line in told.splitlines() if "fitted" in line]
+    assert "1 of the 2 episodes" in warning
+    results = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    seen = {(line["row"], line["calibrated_on"]) for line in map(json.loads, results)}
+    assert seen == {(row.id, True), (ROWS[1].id, False)}
+
+    profile_of(fingerprint=fingerprint, fit={}).save(file)
+    assert "does not say what it was fitted to" in run(capsys, *options, status=2)[1]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -81,6 +81,7 @@ def test_a_result_is_printed_and_recorded(engine, tmp_path: Path, capsys):
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert document["passed"] is False and "12 are needed" in document["reasons"][0]
+    assert document["thresholds"] == asdict(Thresholds())
     assert [each["id"] for each in document["skipped"]] == ["line 3"]
     assert "of 2" in printed.err  # progress
     assert not Profile.load(file).has_passed and Profile.load(file).validation is not None
@@ -118,10 +119,13 @@ def test_another_models_profile_is_wrong_use(engine, tmp_path: Path, capsys):
     assert "patchkv profile" in capsys.readouterr().err
 
 
-def test_the_options_defaults_are_the_gates():
-    parameters = inspect.signature(command.validate).parameters
+def test_the_help_names_the_gates_limits():
+    """They are not imported for it: that would take the help as long as loading torch."""
+    parameters = get_type_hints(command.validate, include_extras=True)
     names = ("kl_median", "kl_p95", "top1", "least_pairs", "least_tasks")
-    assert Thresholds(*(parameters[name].default for name in names)) == Thresholds()
+    for name, limit in zip(names, asdict(Thresholds()).values(), strict=True):
+        (option,) = parameters[name].__metadata__
+        assert option.help.endswith(f"; {limit:g} if left out.")
 
 
 def test_episodes_become_pairs(smollm2_tokenizer, shared_dir: Path):

@@ -15,7 +15,9 @@ from patchkv_agents.context import render
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
 from patchkv_agents.profiling import calibrate as calibration
+from patchkv_agents.profiling import drift_log
 from patchkv_agents.profiling.calibrate import CalibrationConfig, DriftLog, calibrate
+from patchkv_agents.profiling.checking import check_tasks
 from patchkv_agents.profiling.drift import block_drift, prefilled
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set, split
 from patchkv_agents.profiling.profile import Profile
@@ -89,6 +91,10 @@ def test_the_profile_holds_what_was_chosen_and_from_what(found, tmp_path: Path):
         lines = fit[stage]["tried"]
         assert [line["policy"] for line in lines if line["chosen"]] == [fit[stage]["chosen"]]
         assert all(line["n"] == 2 for line in lines)
+        assert all(line["kl_refresh"] == line["kl_log_mean"] for line in lines)
+    frontier = fit["frontier"]["tried"]
+    assert len({line["policy"] for line in frontier}) == len(frontier) == 11
+    assert all(line["low"] <= line["kl_log_mean"] <= line["high"] for line in frontier)
     result = fit["result"]["policies"]
     assert [line["policy"] for line in result] == ["patchkv", "patchkv_published"] * 2
     assert result[2]["kl_median"] > 0 and result[2]["repair_ratio"] == result[0]["repair_ratio"]
@@ -142,7 +148,7 @@ def test_the_window_uses_no_drift_of_validation_pairs(engine, found, tmp_path: P
     assert len(seen) == 1 and not seen[0] & validation and len(seen[0]) == 2
 
 
-def test_drift_of_shared_states_is_that_of_separate_prefills(engine, tmp_path: Path):
+def test_drift_of_shared_states_is_that_of_separate_prefills(engine, tmp_path: Path, monkeypatch):
     one = pair("one", old="A longer old result of the tool. " * 4)
     drift = DriftLog(engine, 32, tmp_path / "drift.jsonl")
     Trials(engine, [one]).run([], observe=drift.observe)
@@ -156,11 +162,16 @@ def test_drift_of_shared_states_is_that_of_separate_prefills(engine, tmp_path: P
     assert DriftLog(engine, 32, tmp_path / "drift.jsonl").of(one) == [observed]
     with pytest.raises(InputError, match="block_size"):
         DriftLog(engine, 64, tmp_path / "drift.jsonl")
+    monkeypatch.setattr(drift_log, "__version__", "0.0.0")
+    with pytest.raises(InputError, match="differs in release"):
+        DriftLog(engine, 32, tmp_path / "drift.jsonl")
 
 
 def test_too_few_tasks_and_pairs_without_a_suffix_are_told(engine, tmp_path: Path):
     with pytest.raises(InputError, match="2 usable pairs of 2 tasks are too few"):
         calibrate(engine, [pairs(2)], tmp_path, config=CONFIG)
+    with pytest.raises(InputError, match="1 tasks are too few for the calib.* at least 4 in all"):
+        check_tasks(pairs(1).pairs, least=2)
     same = pair("x").old
     with pytest.raises(InputError, match="no pair that can be used .*old and new are the same"):
         unchanged = [ContextPair(str(n), str(n), "k", "d", same, same) for n in range(5)]

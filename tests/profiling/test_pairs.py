@@ -157,6 +157,25 @@ def test_a_history_gives_its_edits_and_forks_belong_to_their_thread(tmp_path: Pa
         history_pairs(tmp_path / "none.db")
 
 
+def test_versions_whose_template_is_given_arguments_are_left_out_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    """They were rendered without them: other tokens than the user's own."""
+    store = SQLiteHistoryStore(tmp_path / "agent.db")
+    history = ContextHistory(store, thread="one")
+    thinking = {"enable_thinking": False}
+    history.commit(messages("a", "z"), template_args=thinking)
+    history.commit(messages("b", "z"), template_args=thinking)
+    history.commit(messages("c", "z"))
+    history.commit(messages("d", "z"))
+    history.fork("two")
+    store.close()
+    found = history_pairs(tmp_path / "agent.db")
+    assert [each.new.messages[0].text for each in found.pairs] == ["d"]
+    assert len(found.skipped) == 2
+    assert all("enable_thinking" in each.reason for each in found.skipped)
+
+
 def test_sources_are_joined_and_limited_by_kind_and_data_set() -> None:
     one = pair_set("one", [pair("a", "1"), pair("b", "2"), pair("c", "3", dataset="e")])
     assert [each.id for each in one.first(1).pairs] == ["a", "c"]

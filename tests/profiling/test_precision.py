@@ -136,7 +136,6 @@ def test_the_fewest_bytes_that_meet_the_target_are_chosen(engine, tmp_path):
         return fit_precision(
             engine,
             pairs,
-            policy=RecoveryPolicy.default(),
             target=PrecisionTarget(median_kl, p90_kl),
             log=tmp_path / "precision.jsonl",  # measured once, for all targets
         )
@@ -144,7 +143,7 @@ def test_the_fewest_bytes_that_meet_the_target_are_chosen(engine, tmp_path):
     loose, record = fitted(1e3, 1e3)
     frontier = [e for e in record["frontier"] if e["block_size"] == 32]
     assert record["met"] and record["chosen"]["payload_ratio"] == frontier[0]["payload_ratio"]
-    assert record["chosen"]["payload_ratio"] <= record["before"]["payload_ratio"]
+    assert record["chosen"]["payload_ratio"] <= record["defaults"]["payload_ratio"]
     assert loose.tau_4 >= 0.05 and len(record["prompts"]) == 2
     assert {e["block_size"] for e in record["frontier"]} == set(precision.BLOCK_SIZES)
     ratios = [e["payload_ratio"] for e in frontier]
@@ -155,10 +154,10 @@ def test_the_fewest_bytes_that_meet_the_target_are_chosen(engine, tmp_path):
     middle = record["uniform"]["k8v8"]["kl_median"] * 1.2
     strict, record = fitted(middle, 1e3)
     assert record["met"] and record["chosen"]["kl_median"] <= middle
-    assert strict.tau_low < loose.tau_low
+    assert strict.tau_low < loose.tau_low and "met without a limit" in record["tau_4"]
 
     _, record = fitted(1e-12, 1e-12)
-    assert not record["met"]
+    assert not record["met"] and "missed" in record["tau_4"]
     assert record["chosen"]["payload_ratio"] > record["uniform"]["k8v8"]["payload_ratio"]
     json.dumps(record, allow_nan=False)
 
@@ -168,7 +167,7 @@ def test_what_is_chosen_does_in_a_checkpoint_what_it_did_here(engine):
     from patchkv_agents.engine import Thread
 
     pairs = pairs_of(2)
-    chosen, record = fit_precision(engine, pairs, policy=RecoveryPolicy.default(), prompts=2)
+    chosen, record = fit_precision(engine, pairs, prompts=2)
     policy = replace(RecoveryPolicy.default(), precision=chosen)
     ratios = []
     for pair in pairs:
@@ -187,8 +186,7 @@ def test_what_is_chosen_does_in_a_checkpoint_what_it_did_here(engine):
 
 def test_an_interrupted_run_goes_on(engine, tmp_path, monkeypatch):
     pairs, log = pairs_of(2), tmp_path / "precision.jsonl"
-    kwargs = {"policy": RecoveryPolicy.default(), "log": log}
-    first = fit_precision(engine, pairs, **kwargs)
+    first = fit_precision(engine, pairs, log=log)
     lines = log.read_text().splitlines()
     log.write_text("\n".join(lines[:-1]) + "\n")
     measured: list[int] = []
@@ -199,9 +197,12 @@ def test_an_interrupted_run_goes_on(engine, tmp_path, monkeypatch):
         return kept(self, formats)
 
     monkeypatch.setattr(LoweredPrompt, "measured", counted)
-    assert fit_precision(engine, pairs, **kwargs) == first
+    assert fit_precision(engine, pairs, log=log) == first
     assert measured and len(set(measured)) == 1  # of the last prompt alone
     assert log.read_text().splitlines() == lines
+    monkeypatch.setattr(precision, "__version__", "0.0.0")
+    with pytest.raises(InputError, match="differs in release"):
+        fit_precision(engine, pairs, log=log)
 
 
 def test_contexts_of_different_tasks_come_first_and_each_once(engine):
@@ -212,4 +213,4 @@ def test_contexts_of_different_tasks_come_first_and_each_once(engine):
     assert pairs[0].old.messages[0].content in texts[0]
     assert pairs[2].old.messages[0].content in texts[1]
     with pytest.raises(InputError, match="at least 2 different contexts"):
-        fit_precision(engine, [pairs[0], pairs[0]], policy=RecoveryPolicy.default())
+        fit_precision(engine, [pairs[0], pairs[0]])

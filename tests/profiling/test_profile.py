@@ -102,6 +102,13 @@ def test_a_validation_that_contradicts_itself_is_refused(tmp_path: Path):
         Profile.load(written(tmp_path, validation=document["validation"]))
 
 
+def test_a_measure_without_an_interval_is_refused(tmp_path: Path):
+    document = passed(profile_of()).to_json()
+    document["validation"]["measures"]["first_token_kl_median"]["low"] = None
+    with pytest.raises(ProfileError, match="'low' of the measure first_token_kl_median"):
+        Profile.load(written(tmp_path, validation=document["validation"]))
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none_are_refused(tmp_path: Path, number: str):
     file = written(tmp_path)

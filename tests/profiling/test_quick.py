@@ -1,22 +1,27 @@
-"""Synthetic pairs: always the same, eight tasks of three kinds, and fit for profiling."""
+"""Synthetic pairs: always the same, twelve tasks of three kinds, and fit for profiling."""
 
 from __future__ import annotations
 
 from patchkv_agents.alignment import align
 from patchkv_agents.context import render
 from patchkv_agents.profiling.checking import usable
+from patchkv_agents.profiling.gate import Thresholds
 from patchkv_agents.profiling.pairs import split
 from patchkv_agents.profiling.quick import TASKS, quick_pairs
 from tests.engine.models import tiny_engine
 
 
-def test_pairs_are_always_the_same_and_of_three_kinds_in_eight_tasks():
+def test_pairs_are_always_the_same_and_of_three_kinds_in_twelve_tasks():
     pairs = quick_pairs()
     assert pairs == quick_pairs() and pairs.sha256 == quick_pairs().sha256
-    assert pairs.tasks == TASKS == 8 and pairs.skipped == ()
+    assert pairs.tasks == TASKS == 12 and pairs.skipped == ()
     assert [p.kind for p in pairs.pairs] == ["refresh", "clear", "summarize"] * TASKS
     calibration, validation = split(pairs.pairs)
-    assert len(calibration) == len(validation) == 12
+    assert len(calibration) == len(validation) == 18
+    least = Thresholds()  # the validation half is enough for a pass
+    assert len(validation) >= least.pairs and len({p.task for p in validation}) >= least.tasks
+    contexts = {pair.old for pair in pairs.pairs} | {pair.new for pair in pairs.pairs}
+    assert len(contexts) >= 4 * TASKS - TASKS
 
 
 def test_every_pair_is_usable_and_edits_differ_in_size_and_place(smollm2_tokenizer):

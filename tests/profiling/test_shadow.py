@@ -142,6 +142,45 @@ def test_forgetting_gives_up_what_is_checked_and_what_waits():
     shadow.close()
 
 
+def test_forgetting_reaches_a_check_between_the_queue_and_its_first_pause(monkeypatch):
+    """What was forgotten there was prefilled all the same, and was counted twice."""
+    prefilled: list[int] = []
+    shadow = Shadow(ShadowChecks(1.0), lambda ids, give_way: prefilled.append(len(ids)) or EXACT)
+    check = shadow._check
+
+    def forgetting(*entry):
+        shadow.forget()
+        return check(*entry)
+
+    monkeypatch.setattr(shadow, "_check", forgetting)
+    offered(shadow, EXACT)
+    shadow.flush()
+    assert prefilled == []
+    assert (shadow.summary().checks, shadow.summary().dropped) == (0, 1)
+
+
+def test_forgetting_reaches_a_check_past_its_last_pause():
+    told: list[ShadowResult] = []
+    shadow = Shadow(ShadowChecks(1.0, report=told.append), lambda ids, give_way: forget())
+
+    def forget() -> torch.Tensor:
+        shadow.forget()
+        return EXACT
+
+    offered(shadow, EXACT)
+    shadow.flush()
+    assert (shadow.summary().checks, shadow.summary().dropped, told) == (0, 1, [])
+
+
+def test_a_check_that_was_made_is_not_dropped_while_it_is_told():
+    shadow = Shadow(
+        ShadowChecks(1.0, report=lambda result: shadow.forget()), lambda ids, give_way: EXACT
+    )
+    offered(shadow, EXACT)
+    shadow.flush()
+    assert (shadow.summary().checks, shadow.summary().dropped) == (1, 0)
+
+
 def test_closing_gives_up_what_waits():
     def prefill(ids, give_way):
         while True:

@@ -76,7 +76,13 @@ def drift(engine: Engine, config: DriftConfig, report: Report = silent) -> Bench
         engine.check_length(max(len(context.old), len(context.new)))
         steps.next(f"{context.name}, {len(context.new):,} tokens")
         points += drift_of(engine, context, kind, config.block)
-    return BenchResult("drift", asdict(config), points, str(engine.adapter.device))
+    return BenchResult(
+        "drift",
+        {**asdict(config), "edit": kind},
+        points,
+        str(engine.adapter.device),
+        variant=config.dataset or "",
+    )
 
 
 def drift_of(engine: Engine, context: EditedContext, kind: str, block: int) -> list[Point]:

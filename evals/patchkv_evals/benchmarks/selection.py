@@ -31,7 +31,7 @@ import numpy.typing as npt
 from patchkv_agents.alignment import Alignment, align
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.adapter import RowCache
-from patchkv_agents.engine.capture import AttentionCapture, sampled_layers
+from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
 from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.checking import check_model
@@ -277,10 +277,10 @@ class _Bench:
         return cache
 
     def _question_scores(self) -> npt.NDArray[np.float32]:
-        """Attention that the tail's rows give in the new context, once the base has run."""
+        """Attention that the last prompt rows give in the new context, once the base has run."""
         adapter, tokens = self._engine.adapter, self._alignment.tokens_new
         capture = AttentionCapture(layers=sampled_layers(adapter.scored_layers), prior=None)
-        capture.announce(max(0, tokens - self._config.tail), tokens)
+        capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
         rows = RowSet.of_mask(self.computed("base"))
         adapter.forward_rows(self._exact.token_ids[:tokens], rows, self._copy(), capture=capture)
         return capture.scores(tokens)

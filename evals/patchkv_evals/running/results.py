@@ -46,7 +46,8 @@ class Run:
             max_new_tokens, versions, machine.
         records: episode, row, edit, method, dataset, step (of a chain; 0 otherwise), tokens_old,
             tokens_new, prediction, answers, stale_answers, metrics (see
-            `patchkv_evals.running.measures`), rounds_ms, report.
+            `patchkv_evals.running.measures`), rounds_ms, report, calibrated_on (whether the
+            methods' profile was fitted to the episode; None where that is not known).
         failures: episode or row, edit, step, method (None where all are concerned) and reason;
             each once, and none of what succeeded later.
     """

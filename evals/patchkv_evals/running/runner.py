@@ -11,7 +11,13 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_evals.datasets import QARow
-from patchkv_evals.episodes import EpisodeKind, PassagePool, RenderedCounter, build_episode
+from patchkv_evals.episodes import (
+    Episode,
+    EpisodeKind,
+    PassagePool,
+    RenderedCounter,
+    build_episode,
+)
 from patchkv_evals.errors import EpisodeError
 from patchkv_evals.running.methods import MethodRuns, steps_of
 from patchkv_evals.running.results import ResultsFolder, Run, sole_writer
@@ -55,6 +61,7 @@ def run(
     spec: RunSpec,
     folder: str | Path,
     *,
+    calibrated_on: Callable[[Episode], bool] | None = None,
     budget_minutes: float | None = None,
     progress: Callable[[Progress], None] = lambda state: None,
 ) -> Outcome:
@@ -69,6 +76,8 @@ def run(
         policies: the methods; results carry their names.
         spec: what is measured.
         folder: of the results; see `patchkv_evals.running.results`.
+        calibrated_on: whether the profile of the methods was fitted to an episode (see
+            `patchkv_evals.profiling_pairs.calibrated_on`); None where there is none.
         budget_minutes: no episode begins after so many minutes.
         progress: told where the run stands.
 
@@ -83,7 +92,9 @@ def run(
     config = spec.config(engine, tuple(methods))
     with sole_writer(folder):
         results = ResultsFolder(folder, config)
-        runner = _Runner(engine, rows, methods, spec, results, budget_minutes, progress)
+        runner = _Runner(
+            engine, rows, methods, spec, results, calibrated_on, budget_minutes, progress
+        )
         try:
             runner.run()
         finally:  # also when interrupted
@@ -101,11 +112,13 @@ class _Runner:
         methods: dict[str, RecoveryPolicy],
         spec: RunSpec,
         results: ResultsFolder,
+        calibrated_on: Callable[[Episode], bool] | None,
         budget_minutes: float | None,
         progress: Callable[[Progress], None],
     ) -> None:
         self._spec, self._results, self._progress = spec, results, progress
         self._rows, self._names = rows, tuple(methods)
+        self._calibrated_on = calibrated_on
         self._pool, self._counter = PassagePool(rows), RenderedCounter(engine.tokenizer)
         self._runs = MethodRuns(
             engine, methods, rounds=spec.rounds, max_new_tokens=spec.max_new_tokens
@@ -161,7 +174,10 @@ class _Runner:
             started = time.perf_counter()
             lines = list(self._runs.run(episode, [n for n in missing if n != FULL_PREFILL]))
             self._results.add_failures([line for line in lines if "reason" in line])
-            self._results.add([line for line in lines if "reason" not in line])
+            seen = None if self._calibrated_on is None else self._calibrated_on(episode)
+            self._results.add(
+                [{**line, "calibrated_on": seen} for line in lines if "reason" not in line]
+            )
             self._ran += 1
             self._ran_s += time.perf_counter() - started
 

@@ -18,7 +18,9 @@ def summarise(
     Returns:
         `methods`: method, metric, then `median`, `mean`, `ci` (95 % of the mean, rows drawn
         together) and `n`; booleans count as 0 and 1, and what does not apply is left out of n.
-        `edits`: the same by edit. `config` and `failures` as in their files.
+        `edits`: the same by edit. `calibrated_on`: of how many `episodes` the profile of the
+        methods was fitted to; None where that is not known of all. `config` and
+        `failures` as in their files.
     """
     edits = dict.fromkeys(record["edit"] for record in records)
     return {
@@ -27,8 +29,18 @@ def summarise(
             edit: _by_method([record for record in records if record["edit"] == edit])
             for edit in edits
         },
+        **_calibrated_on(records),
         "config": dict(config),
         "failures": [dict(failure) for failure in failures],
+    }
+
+
+def _calibrated_on(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    found = {record["episode"]: record.get("calibrated_on") for record in records}
+    unknown = any(seen is None for seen in found.values())
+    return {
+        "episodes": len(found),
+        "calibrated_on": None if unknown else sum(map(bool, found.values())),
     }
 
 

@@ -211,6 +211,21 @@ def test_moving_the_keys_brings_them_nearer(engine):
     assert [line["from"] for line in lines] == sorted(line["from"] for line in lines)
 
 
+def test_drift_on_a_second_data_set_replaces_nothing_and_says_what_was_edited(
+    engine, tmp_path, monkeypatch
+):
+    context = contexts.demo_context(engine.tokenizer, TOKENS)
+    monkeypatch.setattr(drift, "edited_contexts", lambda *args, **options: [context])
+    settings = ({}, {"data": "a", "dataset": "hotpotqa"}, {"data": "b", "dataset": "triviaqa"})
+    files = set()
+    for given in settings:
+        result = drift.drift(engine, drift.DriftConfig(tokens=TOKENS, edit="clear", **given))
+        assert {point["edit"] for point in result.points} == {result.config["edit"]}
+        assert result.config["edit"] == ("clear" if given else "refresh")
+        files.add(result.write(tmp_path).name)
+    assert files == {"bench-drift.json", "bench-drift-hotpotqa.json", "bench-drift-triviaqa.json"}
+
+
 def test_data_needs_the_name_of_its_data_set():
     with pytest.raises(InputError, match="--data and --dataset"):
         drift.DriftConfig(data="rows.jsonl")
