@@ -178,7 +178,7 @@ def _episodes(
     from patchkv_evals.profiling_pairs import episode_pairs
 
     loaded = load_hub(dataset) if file is None else load_rows(file, dataset)
-    kinds = tuple(name.strip() for name in edits.split(","))
+    kinds = tuple(dict.fromkeys(name.strip() for name in edits.split(",")))
     return episode_pairs(
         dataset,
         loaded.rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,8 +32,11 @@ from patchkv_agents.cli.pair_sources import (
 )
 from patchkv_agents.cli.profile_view import show_validation
 from patchkv_agents.context.excerpts import escaped
+from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:
+    from patchkv_agents.profiling.pairs import PairSet
+    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.profiling.trials import TrialProgress
 
 _GROUP = "Thresholds"
@@ -111,7 +115,7 @@ def validate(
     if out is not None:
         check_out(out)
     from patchkv_agents.engine import Engine
-    from patchkv_agents.profiling.gate import Thresholds, unseen
+    from patchkv_agents.profiling.gate import Thresholds
     from patchkv_agents.profiling.gate import validate as run_gate
     from patchkv_agents.profiling.pairs import joined
     from patchkv_agents.profiling.profile import Profile
@@ -134,19 +138,24 @@ def validate(
         recovery_profile=loaded,
         **load_options(device, dtype),
     )
-    sources = read_sources(
-        engine.tokenizer,
-        pairs=pairs,
-        history=history,
-        episodes=episodes,
-        data=data,
-        quick=quick,
-        limit=None if limit is None else 2 * limit,  # about half of them is left out
-        tokens=tokens,
-        edits=edits,
-    )
+
+    def read(most: int | None) -> PairSet:
+        return joined(
+            read_sources(
+                engine.tokenizer,
+                pairs=pairs,
+                history=history,
+                episodes=episodes,
+                data=data,
+                quick=quick,
+                limit=most,
+                tokens=tokens,
+                edits=edits,
+            )
+        )
+
+    chosen = _unseen(loaded, read, limit)
     with _progress() as told:
-        chosen = unseen(loaded, joined(sources)).first(limit)
         validation, skipped = run_gate(engine, loaded, chosen, thresholds=thresholds, progress=told)
     is_shipped = file != Path(profile).expanduser()
     if out is not None or not is_shipped:
@@ -169,6 +178,33 @@ def validate(
             console.print("passed: engines with this profile use its policy")
     if not validation.passed:
         raise typer.Exit(1)
+
+
+def _unseen(profile: Profile, read: Callable[[int | None], PairSet], limit: int | None) -> PairSet:
+    """The pairs that a profile was not fitted to, `limit` of each kind as far as there are.
+
+    Raises:
+        InputError: it was fitted to all of them.
+    """
+    from patchkv_agents.profiling.gate import unseen
+
+    if limit is None:
+        return unseen(profile, read(None))
+    most, before = 2 * limit, -1  # about half of them is left out
+    while True:
+        pairs = read(most)
+        is_all = len(pairs.pairs) == before
+        try:
+            left = unseen(profile, pairs).first(limit)
+        except InputError:
+            if is_all:
+                raise
+        else:
+            found = Counter((pair.dataset, pair.kind) for pair in left.pairs)
+            kinds = {(pair.dataset, pair.kind) for pair in pairs.pairs}
+            if is_all or all(found[kind] >= limit for kind in kinds):
+                return left
+        most, before = 2 * most, len(pairs.pairs)
 
 
 @contextmanager

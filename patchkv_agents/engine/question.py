@@ -41,7 +41,7 @@ def run_question_blocks(
         plan: all of its rows have run.
         policy: how many blocks are chosen.
         logits: of the last row, `[vocab]`.
-        capture: has the attention of those rows; takes that of what runs now too.
+        capture: has the attention of those rows.
 
     Returns:
         Logits of the last row, `[vocab]`, and the plan as carried out.
@@ -52,7 +52,6 @@ def run_question_blocks(
     done = plan.extended(chosen, RowLabel.ATTENTION)
     rows = ~done.kept
     rows[: int(np.argmax(chosen))] = False
-    logits = adapter.forward_rows(
-        token_ids, RowSet.of_mask(rows), cache, capture=capture, ready=ready
-    )
+    # Without the capture: what ran before would count twice.
+    logits = adapter.forward_rows(token_ids, RowSet.of_mask(rows), cache, capture=None, ready=ready)
     return logits, replace(done, run_twice=int(np.count_nonzero(rows & ~plan.kept)))

@@ -24,7 +24,7 @@ from typing import Any
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine
-from patchkv_agents.errors import PatchKVError, UnsupportedModelError
+from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.estimates import bootstrap_mean
 from patchkv_agents.profiling.candidates import (
     fixed_lengths,
@@ -33,7 +33,12 @@ from patchkv_agents.profiling.candidates import (
     published_rules,
     window_and_tail,
 )
-from patchkv_agents.profiling.checking import check_model, check_tasks, usable
+from patchkv_agents.profiling.checking import (
+    check_model,
+    check_stretches,
+    check_tasks,
+    usable,
+)
 from patchkv_agents.profiling.choosing import (
     FLOOR,
     RULE,
@@ -144,7 +149,9 @@ def calibrate(
         tuple(pair for pair in half if pair.id in used) for half in split(pairs.pairs)
     )
     check_tasks(kept)
-    check_tasks(calibration, least=2)
+    for half in (calibration, validation):
+        check_tasks(half, least=2)
+    check_stretches(engine, calibration)
     run = _Calibration(engine, calibration, validation, work, config, progress)
     profile = run.profile()
     fit: dict[str, Any] = {
@@ -236,11 +243,6 @@ class _Calibration:
     def _window(self, found: Mapping[str, Sequence[Observation]]) -> WindowFit:
         """The regression with the shortest windows that meets the target."""
         own = [each for pair in self._calibration for each in found[pair.id]]
-        if not own:
-            raise PatchKVError(
-                "no edit of the calibration pairs has 128 tokens behind it up to the next one: "
-                "give pairs with longer contexts"
-            )
         config = self._config
         fits = sweep(own, drifts=config.drifts, shares=config.shares, quantiles=config.quantiles)
         tried = distinct(fits, step=config.drift_block / 2, most=config.fits)

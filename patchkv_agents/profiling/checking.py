@@ -10,6 +10,7 @@ from patchkv_agents.context import render
 from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, task_groups
+from patchkv_agents.profiling.windows import LEAST_STRETCH, stretches
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
@@ -80,6 +81,22 @@ def _why_not(engine: Engine, pair: ContextPair, answer_tokens: int) -> str | Non
     return None
 
 
+def check_stretches(engine: Engine, pairs: Sequence[ContextPair]) -> None:
+    """Check that the length of a dirty window can be told from pairs.
+
+    Raises:
+        InputError: no edit has `LEAST_STRETCH` tokens behind it up to the next one.
+    """
+    for pair in pairs:
+        old, new = (render(each, engine.tokenizer).token_ids for each in (pair.old, pair.new))
+        if max(stretches(align(old, new)), default=0) >= LEAST_STRETCH:
+            return
+    raise InputError(
+        f"no edit of the calibration pairs has {LEAST_STRETCH} tokens behind it up to the next "
+        "one: give pairs with longer contexts"
+    )
+
+
 def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> None:
     """Check that there are enough tasks; those that share a context are one.
 
@@ -92,9 +109,9 @@ def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> No
     """
     tasks = len(set(task_groups(pairs).values()))
     if tasks < least:
-        what = "a profile" if least >= LEAST_TASKS else "the calibration half of a profile"
+        what = "a profile" if least >= LEAST_TASKS else "each half of what a profile is made from"
         raise InputError(
             f"{len(pairs)} usable pairs of {tasks} tasks are too few for {what}: give pairs of "
             f"more tasks, at least {LEAST_TASKS} in all ('task' in a JSONL file, threads in a "
-            "history) that share no context, or use --quick"
+            "history) that share no context, a higher --limit if there is one, or --quick"
         )

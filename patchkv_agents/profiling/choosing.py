@@ -116,7 +116,7 @@ def choose(
     equal = [n for n in allowed if worse[n][0] <= max(min(worse[n][1], 2 * MATERIAL), MATERIAL)]
     chosen = min(
         equal,
-        key=lambda n: (candidates[n].complexity, round(figures[n]["repair_ratio"], 9), n),
+        key=lambda n: (candidates[n].complexity, round(figures[n]["recompute_ratio"], 9), n),
     )
     table = [
         {

@@ -13,7 +13,7 @@ from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.engine import Engine
 from patchkv_agents.profiling.drift import block_drift, drift_layers
-from patchkv_agents.profiling.json_log import JsonLog
+from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.profiling.windows import Observation, observations
 from patchkv_agents.recovery import RecoveryPolicy
@@ -27,6 +27,7 @@ class DriftLog:
         head = {
             "release": __version__,
             "fingerprint": engine.fingerprint,
+            "chat_template": template_digest(engine),
             "layers": list(drift_layers(engine)),
             "block_size": block_size,
         }

@@ -87,7 +87,7 @@ def fitted_marks(profile: Profile) -> frozenset[str]:
         ProfileError: the profile does not say what it was fitted to.
     """
     marks = profile.fit.get("calibration_tasks")
-    if not isinstance(marks, list):
+    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
         raise ProfileError(
             "the profile does not say what it was fitted to ('calibration_tasks'): profile again"
         )

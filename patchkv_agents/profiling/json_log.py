@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchkv_agents.errors import InputError
+
+if TYPE_CHECKING:
+    from patchkv_agents.engine import Engine
 
 Entry = TypeVar("Entry")
 
@@ -74,6 +78,12 @@ class JsonLog:
             file.write(b"".join(map(_line, lines)))
             file.flush()
             os.fsync(file.fileno())
+
+
+def template_digest(engine: Engine) -> str:
+    """Names the chat template, for the head of a log of pairs: they are known by their messages."""
+    template = json.dumps(engine.tokenizer.chat_template)
+    return hashlib.blake2b(template.encode(), digest_size=16).hexdigest()
 
 
 def _line(line: Mapping[str, Any]) -> bytes:

@@ -19,9 +19,10 @@ TASKS = 12
 NAME = "quick"
 CLEARED = "[Old tool result content cleared]"
 
-_STEPS = (4, 4, 4, 5, 5, 5, 6, 7, 4, 5, 6, 7)  # of each task: some 1,500 to 3,000 tokens
+_STEPS = (4, 4, 4, 5, 5, 5, 6, 7, 4, 5, 6, 7)  # of each task: some 1,400 to 3,400 tokens
 _SHAPES = 8  # places and sizes of edits
-_STRIDE = 3  # steps by which the reading of one task begins behind that of the one before
+_START = 5  # pages by which the reading of one task begins behind that of the one before
+_PACES = (7, 5, 11, 13, 17, 19, 1, 23)  # from page to page; coprime to the number of pages
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
 
@@ -34,11 +35,12 @@ def quick_pairs() -> PairSet:
 
 def _task(script: dict[str, Any], task: int) -> list[ContextPair]:
     pages = [*script["before"], *script["after"]]
+    shape = task % _SHAPES
     # Other steps than those of the tasks before, in an order of its own.
-    order = [pages[(_STRIDE * task + 7 * step) % len(pages)] for step in range(len(pages))]
+    pace = _PACES[shape]
+    order = [pages[(_START * task + pace * step) % len(pages)] for step in range(len(pages))]
     steps = [script["opening_step"], *order[: _STEPS[task]]]
     spare = order[_STEPS[task]]
-    shape = task % _SHAPES
     # Where the first edit is: early in even tasks, in the middle in odd ones.
     place = (shape + 2) // 4 if task % 2 == 0 else len(steps) // 2
     question = f'What does the guide say under "{steps[place]["result"][0]}"?'

@@ -19,12 +19,12 @@ from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_resu
 from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.profiling.answers import same_answer, stale_answer
-from patchkv_agents.profiling.json_log import JsonLog
+from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy_json import policy_to_json
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_KL = 1e6
 """What an infinite divergence counts as, in nats."""
 
@@ -126,6 +126,7 @@ class Trials:
             "schema": SCHEMA,
             "release": __version__,
             "fingerprint": engine.fingerprint,
+            "chat_template": template_digest(engine),
             "answer_tokens": answer_tokens,
         }
         self._log = None if log is None else JsonLog(log, head)

@@ -70,10 +70,10 @@ def observations(
         found = block.distance, block.figures["value_drift"]
         own.setdefault(block.hunk, []).append(found)
     aligned = alignment.position_map() >= 0
-    ends = [hunk.new_start for hunk in alignment.hunks[1:]] + [alignment.tokens_new]
     made = []
-    for number, (hunk, end) in enumerate(zip(alignment.hunks, ends, strict=True)):
-        stretch = end - hunk.new_stop
+    for number, (hunk, stretch) in enumerate(
+        zip(alignment.hunks, stretches(alignment), strict=True)
+    ):
         if stretch >= LEAST_STRETCH and number in own:
             made.append(
                 Observation(
@@ -86,6 +86,12 @@ def observations(
                 )
             )
     return made
+
+
+def stretches(alignment: Alignment) -> list[int]:
+    """Tokens behind each edit, to the next one or to the end."""
+    ends = [hunk.new_start for hunk in alignment.hunks[1:]] + [alignment.tokens_new]
+    return [end - hunk.new_stop for hunk, end in zip(alignment.hunks, ends, strict=True)]
 
 
 def oracle_boundary(observation: Observation, *, drift: float, share: float) -> int:

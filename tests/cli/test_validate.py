@@ -94,6 +94,21 @@ def test_a_result_is_printed_and_recorded(engine, tmp_path: Path, capsys):
     assert Profile.load(other).has_passed and not Profile.load(file).has_passed
 
 
+def test_a_limit_counts_pairs_that_the_profile_was_not_fitted_to(engine, tmp_path: Path, capsys):
+    """Also where the first ones of the file are those that it was fitted to."""
+    weathers = ("snows", "hails", "is foggy", "dawns", "blows")
+    pairs = write_pairs(tmp_path / "pairs.jsonl", *weathers)
+    fitted = read_pairs(pairs).pairs[:3]
+    file = tmp_path / "profile.json"
+    fit = {"calibration_tasks": calibration_marks(fitted)}
+    profile_of(NEARLY_ALL, fingerprint=engine.fingerprint, fit=fit).save(file)
+    options = "--profile", str(file), "--pairs", str(pairs), "--json", "--least-pairs", "1"
+    assert run(*options, "--least-tasks", "1", "--limit", "1") == 0
+    assert json.loads(capsys.readouterr().out)["measures"]["top1_agree"]["n"] == 1
+    assert run(*options, "--least-tasks", "1", "--limit", "9") == 0
+    assert json.loads(capsys.readouterr().out)["measures"]["top1_agree"]["n"] == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -227,6 +227,10 @@ def test_retries_are_ten_edits_of_one_result() -> None:
     found = [text(version.context, edits[0].old_indices[0]) for version in episode.versions]
     assert len(set(found)) == 11
     assert [version.answerable for version in episode.versions] == [False] * 10 + [True]
+    lenders = {
+        row.id for row in ROWS if any(p.title in shown for p in row.passages for shown in found)
+    }
+    assert lenders - {ROWS[0].id} <= set(episode.provenance.distractors)
     for version in episode.versions:
         assert mentions(everything(version.context), version.answers) == version.answerable
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from patchkv_agents.alignment import align
-from patchkv_agents.context import render
+from patchkv_agents.context import Conversation, parse_messages, render
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
 from patchkv_agents.profiling import calibrate as calibration
 from patchkv_agents.profiling import drift_log
 from patchkv_agents.profiling.calibrate import CalibrationConfig, DriftLog, calibrate
-from patchkv_agents.profiling.checking import check_tasks
+from patchkv_agents.profiling.checking import check_stretches, check_tasks
 from patchkv_agents.profiling.drift import block_drift, prefilled
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set, split
 from patchkv_agents.profiling.profile import Profile
@@ -52,6 +52,16 @@ def pairs(count: int = 4) -> PairSet:
 @pytest.fixture(scope="module")
 def engine(smollm2_tokenizer) -> Engine:
     return tiny_engine(smollm2_tokenizer, 2048)
+
+
+def short_pair(id: str) -> ContextPair:
+    """Of contexts with fewer than 128 tokens behind the edit."""
+    contexts = []
+    for word in ("rains", "snows"):
+        texts = f"It {word}.", "Say why that is, and what else you know. " * 8
+        messages = [{"role": "user", "content": text} for text in texts]
+        contexts.append(Conversation(parse_messages(messages)))
+    return ContextPair(id, id, "refresh", "d", *contexts)
 
 
 class Stop(Exception):
@@ -170,8 +180,15 @@ def test_drift_of_shared_states_is_that_of_separate_prefills(engine, tmp_path: P
 def test_too_few_tasks_and_pairs_without_a_suffix_are_told(engine, tmp_path: Path):
     with pytest.raises(InputError, match="2 usable pairs of 2 tasks are too few"):
         calibrate(engine, [pairs(2)], tmp_path, config=CONFIG)
-    with pytest.raises(InputError, match="1 tasks are too few for the calib.* at least 4 in all"):
+    with pytest.raises(InputError, match="1 tasks are too few for each half.* at least 4 in all"):
         check_tasks(pairs(1).pairs, least=2)
+    eight = [pair(str(n), old=f"Fog {n}.", new=f"Sun {n}.") for n in range(8)]
+    for each in split(eight)[1][:3]:  # too long for the model: one task is left to validate with
+        eight[int(each.id)] = pair(each.id, old=f"Fog {each.id}. " * 400, new=each.id)
+    with pytest.raises(InputError, match="1 usable pairs of 1 tasks are too few for each half"):
+        calibrate(engine, [pair_set("eight", eight)], tmp_path, config=CONFIG)
+    with pytest.raises(InputError, match="no edit of the calibration pairs has 128 tokens"):
+        check_stretches(engine, [short_pair("x")])
     same = pair("x").old
     with pytest.raises(InputError, match="no pair that can be used .*old and new are the same"):
         unchanged = [ContextPair(str(n), str(n), "k", "d", same, same) for n in range(5)]

@@ -16,7 +16,12 @@ NOTHING = {field.name: 0 for field in dataclasses.fields(Trial)}
 
 def trials(kls: list[float], *, repaired: float = 0.1) -> list[Trial]:
     return [
-        Trial(**{**NOTHING, "pair": str(n), "first_token_kl": kl, "repair_ratio": repaired})
+        dataclasses.replace(
+            Trial(**{**NOTHING, "pair": str(n)}),
+            first_token_kl=kl,
+            repair_ratio=repaired,
+            recompute_ratio=repaired,
+        )
         for n, kl in enumerate(kls)
     ]
 
@@ -71,6 +76,21 @@ def test_a_policy_with_outliers_is_taken_only_if_none_meets_the_target():
     }
     assert chosen(tried) == "always"
     assert chosen({"usually": tried["usually"], "never": trials([0.02] * 10)}) == "usually"
+
+
+def test_a_noisy_candidate_that_is_far_worse_is_not_as_good():
+    """One standard error alone would let it in, and it has fewer rows."""
+    tried = {
+        "sure": trials([1e-3] * 5),
+        "noisy": trials([1e-3 * 10**each for each in (-0.9, -0.9, -0.9, 1.9, 1.9)], repaired=0.05),
+    }
+    assert chosen(tried) == "sure"
+
+
+def test_rows_that_run_twice_count():
+    once, twice = trials([1e-3] * 5), trials([1e-3] * 5, repaired=0.05)
+    twice = [dataclasses.replace(each, recompute_ratio=0.5) for each in twice]
+    assert chosen({"twice": twice, "once": once}) == "once"
 
 
 def test_where_the_tail_alone_passes_the_budget_the_least_is_allowed():

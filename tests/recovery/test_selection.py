@@ -127,6 +127,25 @@ def test_windows_leave_room_for_the_attention_blocks():
     assert rows(found, RowLabel.ATTENTION) == ((64, 68), (148, 152))
 
 
+@pytest.mark.parametrize("selection", [Selection.BLOCKS, Selection.EDITED, Selection.COMBINED])
+def test_windows_leave_no_room_for_blocks_that_nobody_looks_at(selection):
+    """Without scores, and with an empty map, nothing is chosen for its attention."""
+    given = {"window_tokens": 64, "most_repaired": 0.2, "block_size": 1}
+    alone = plan(policy(**given))
+    unknown = plan(
+        policy(**given, selection=selection, attention_fraction=0.1),
+        block_map=BlockMap.unknown(200, 4),
+    )
+    assert unknown.count(RowLabel.ATTENTION) == 0
+    assert unknown.count(RowLabel.WINDOW) == alone.count(RowLabel.WINDOW) > 0
+    scored = plan(
+        policy(**given, selection=selection, attention_fraction=0.1),
+        scores=scores_at(190, 180, 150),
+        block_map=BlockMap.unknown(200, 4),
+    )
+    assert scored.count(RowLabel.ATTENTION) == 3  # by scores, where the map knows nothing
+
+
 def test_the_tail_is_computed_even_where_it_passes_the_limit_and_then_nothing_else_is():
     found = plan(
         policy(tail_tokens=30, attention_fraction=0.1, most_repaired=0.1), scores=scores_at(40)

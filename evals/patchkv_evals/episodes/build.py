@@ -79,7 +79,8 @@ def build_episode(
     states = versions.of(choice)
     counted = tuple(_counted(state, old, counter) for old, state in _with_old(states))
     finds = (*choice.before, *parts.block, *choice.after)
-    lenders = dict.fromkeys(find.source for find in finds if find.source not in ("", row.id))
+    sources = [*(find.source for find in finds), *parts.borrowed]
+    lenders = dict.fromkeys(source for source in sources if source not in ("", row.id))
     return Episode(
         f"{row.dataset}/{row.id}/{spec.kind}/{spec.seed}",
         row.question,

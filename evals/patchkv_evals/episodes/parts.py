@@ -50,6 +50,7 @@ class Parts:
         names: forms of the answer; none where it is yes or no.
         flip: the substitution, if there is one.
         lender: id of the row whose answer it takes.
+        borrowed: ids of the rows from which stale results and misses are.
         stock: fillers.
         used: how many of them the block and the evidence have taken.
     """
@@ -64,6 +65,7 @@ class Parts:
     names: tuple[str, ...]
     flip: Substitution | None
     lender: str | None
+    borrowed: tuple[str, ...]
     stock: Stock
     used: int
 
@@ -106,6 +108,7 @@ def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[st
         names,
         flip,
         lender,
+        tuple(gatherer.borrowed),
         gatherer.stock,
         gatherer.used,
     )
@@ -128,6 +131,7 @@ class _Gatherer:
         self._keys = iter(range(1, 1_000_000))
         self.stock = Stock(self._fillers(pool))
         self.used = 0
+        self.borrowed: list[str] = []
 
     def key(self) -> int:
         """The next step's key."""
@@ -168,6 +172,7 @@ class _Gatherer:
     def _others(self, evidence: Find) -> str:
         """As many passages as the evidence has, which have nothing to do with it."""
         finds = [self._next() for _ in evidence.passages]
+        self.borrowed += [find.source for find in finds]
         return show([passage for find in finds for passage in find.passages])
 
     def block(self, evidence: Find) -> list[Find]:
