@@ -8,7 +8,7 @@ greedy answer, at most 16 tokens, is forced upon each state.
 The rules: `attention` (largest score of a token, as the default policy ranks), `near_edit` (nearest
 behind an edit), `random` (the mean of some draws), `low_attention` (smallest), `edited` (attention
 given to the edited blocks, directly and through others), `combined` (that times the attention
-received), `question` (attention of the tail's rows in the new context), and, for what is possible,
+received), `question` (attention of the last prompt rows), and, for what is possible,
 `true_drift`: largest drift of values, which only a full prefill tells.
 
 A point is a rule on a context: `context`, `row`, `edit`, `rule`, `draw` (of `random`; 0 else),
