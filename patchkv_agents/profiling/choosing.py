@@ -2,10 +2,11 @@
 
 Quality is the mean of log10(KL + 1e-5) over the pairs: a typical pair counts, and differences
 below 1e-5 nats do not. Among the candidates within the budget of repaired rows, those that meet the
-target go first; of these the best one is found, and the simplest, then cheapest of all that are
-as good: not worse by more than what matters, or by one standard error (of the paired difference, by
-task) up to twice that. Without the former, a candidate would be kept out for a tiny difference that
-it shows on every pair; without the limit, a noisy one would be let in.
+target go first, and what has a lower mean than all of them and no outliers: a median of few pairs
+is noisy. Of these the best one is found, and the simplest, then cheapest of all that are as good:
+not worse by more than what matters, or by one standard error (of the paired difference, by task) up
+to twice that. Without the former, a candidate would be kept out for a tiny difference that it shows
+on every pair; without the limit, a noisy one would be let in.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MATERIAL = 0.05
 """Difference of log10(KL + `FLOOR`) from which on it matters: 12 % of the KL."""
 
 RULE = (
-    "of those within the budget that meet the target (of all, if none does), the simplest, then "
+    "of those within the budget that meet the target (of all, if none does; one whose mean is "
+    "lower than that of all of these is among them if its 95th percentile is), the simplest, then "
     "the one with the fewest rows, that is as good as the best: log10(KL + 1e-5) is higher by no "
     f"more than {MATERIAL}, or than one standard error of the paired difference, by task, if that "
     f"is at most {2 * MATERIAL}"
@@ -108,10 +110,14 @@ def choose(
     figures = [figures_of(each) for each in trials]
     room = max(budget, min(each["repair_ratio"] for each in figures)) + 1e-9
     within = [n for n, each in enumerate(figures) if each["repair_ratio"] <= room]
-    allowed = [n for n in within if target.met_by(figures[n])] or within
     logs = [np.log10([trial.first_token_kl + FLOOR for trial in each]) for each in trials]
+    means = [float(each.mean()) for each in logs]
+    met = [n for n in within if target.met_by(figures[n])]
+    bar = min((means[n] for n in met), default=-math.inf)
+    better = [n for n in within if means[n] < bar and figures[n]["kl_p95"] <= target.kl_p95]
+    allowed = sorted({*met, *better}) or within
     groups = [tasks[trial.pair] for trial in trials[0]]
-    best = min(allowed, key=lambda n: (float(logs[n].mean()), n))
+    best = min(allowed, key=lambda n: (means[n], n))
     worse = [_difference(logs[n] - logs[best], groups) for n in range(len(candidates))]
     equal = [n for n in allowed if worse[n][0] <= max(min(worse[n][1], 2 * MATERIAL), MATERIAL)]
     chosen = min(

@@ -87,6 +87,15 @@ def test_a_noisy_candidate_that_is_far_worse_is_not_as_good():
     assert chosen(tried) == "sure"
 
 
+def test_a_median_just_above_the_target_does_not_keep_the_best_out():
+    tried = {
+        "met": trials([4e-3, 4.9e-3, 9e-2, 4.9e-3, 4.9e-3]),
+        "better": trials([1e-4, 5.1e-3, 6e-3, 5.1e-3, 1e-4]),
+        "outlier": trials([1e-5, 1e-5, 0.3, 6e-3, 6e-3]),
+    }
+    assert chosen(tried) == "better"
+
+
 def test_rows_that_run_twice_count():
     once, twice = trials([1e-3] * 5), trials([1e-3] * 5, repaired=0.05)
     twice = [dataclasses.replace(each, recompute_ratio=0.5) for each in twice]
