@@ -94,9 +94,9 @@ def execute(
 def _map_capture(
     adapter: ModelAdapter, plan: RecoveryPlan, old: Checkpoint, policy: RecoveryPolicy
 ) -> MapCapture | None:
-    """Collects the block map if the policy needs one; it costs nothing where none does."""
-    layers = map_layers(adapter.scored_layers)
-    if not layers or not policy.selection.needs_map:
+    """Collects the block map if the policy needs one; else what there is of it is carried over."""
+    layers = map_layers(adapter.scored_layers) if policy.selection.needs_map else frozenset()
+    if not layers and not old.block_map:
         return None
     return MapCapture(
         layers=layers, prior=None if old.block_map is None else old.block_map.moved(plan.aligned)

@@ -33,14 +33,17 @@ class MapCapture:
     `[blocks, blocks]`.
 
     Args:
-        layers: indices of the layers to sample, at least one.
+        layers: indices of the layers to sample; without any, nothing is measured and rows that run
+            are unknown.
         prior: map of the version that rows are restored from, at their new positions; None where
             none are, or nothing is known of them.
     """
 
     def __init__(self, *, layers: frozenset[int], prior: BlockMap | None) -> None:
         self._layers = layers
-        self._counting_layer = max(layers)  # each row passes every layer; it counts once
+        self._counting_layer = max(
+            layers, default=-1
+        )  # each row passes every layer; it counts once
         self._prior = prior
         self._mass: dict[torch.device, torch.Tensor] = {}  # by the device of the layers
         self._ran: list[tuple[int, int]] = []

@@ -98,9 +98,11 @@ def test_an_exact_call_between_does_not_lose_the_map(every_row):
     longer = np.append(ids, random_ids(2, 60))
     sequence.resume(longer, RecoveryPolicy.exact())
     sequence.suspend()
-    np.testing.assert_allclose(
-        sequence.checkpoint.block_map.mass, eager_map(model, longer), atol=1e-5
-    )
+    # Which measures nothing itself: the blocks that it brought are unknown.
+    mass = sequence.checkpoint.block_map.mass
+    known = len(ids) // 32
+    np.testing.assert_allclose(mass[:known], eager_map(model, longer)[:known], atol=1e-5)
+    assert len(mass) == -(-len(longer) // 32) and not mass[known + 1 :].any()
 
 
 def test_without_a_policy_that_needs_it_no_map_is_made():

@@ -75,7 +75,7 @@ def test_approximate_methods_come_near(runs: list[Run]) -> None:
         for name in ("patchkv", "direct_reuse")
         if (found := figures(runs, name, "first_token_kl"))
     }
-    assert mean["patchkv"] < 0.05
+    assert mean["patchkv"] < 0.1
     assert mean["patchkv"] < mean["direct_reuse"]
 
 

@@ -51,8 +51,9 @@ def test_8_bits_are_within_half_a_step_of_each_element(rows, head_dim, exponent,
     assert codes.dtype == torch.int8 and scales.dtype == torch.float16
     steps = scales.float().unsqueeze(-1)
     error = (decoded((codes, scales), x) - x).abs()
-    # float16 scales may be rounded down by 2^-11: the outermost code then falls short by that.
-    assert (error <= steps * (0.5 + 127 * 2.0**-10)).all()
+    # float16 scales may be rounded down by 2^-11, or by 2^-25 where they are subnormal: the
+    # outermost code then falls short by that.
+    assert (error <= steps / 2 + 127 * (steps * 2.0**-10).clamp_min(2.0**-25)).all()
 
 
 @given(
