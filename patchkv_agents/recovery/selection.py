@@ -70,7 +70,7 @@ def choose_repair(
     open_window = window & ~certain
     values = _importance(policy, alignment, old, scores, block_map)
     blocks = _attention_blocks(policy, suffix)
-    if policy.selection is not Selection.QUESTION:  # which ranks them later
+    if blocks and policy.selection is not Selection.QUESTION:  # which ranks them later
         blocks = min(blocks, len(_ranked(values, suffix & ~certain, block)))
     others = int((suffix & ~window & ~certain).sum())
     if int(open_window.sum()) + min(blocks * block, others) > room:
@@ -84,8 +84,9 @@ def choose_repair(
     if policy.selection is Selection.TOKENS:
         best = math.ceil(policy.attention_fraction * int(suffix.sum()))
         values, blocks = _largest(values, candidates, best), best
-    ranked = _ranked(values, candidates, block)[:blocks]
-    attention = _within(ranked, candidates, block, room)
+    attention = np.zeros(tokens, dtype=bool)
+    if blocks:
+        attention = _within(_ranked(values, candidates, block)[:blocks], candidates, block, room)
 
     if policy.selection is Selection.CONTIGUOUS:
         rows = int(((window | tail | attention) & ~taken).sum())
