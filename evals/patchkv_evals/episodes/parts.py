@@ -31,6 +31,7 @@ REFRESHES = ("refresh", "multi", "chain")
 RETRIES = 10
 """Edits of an episode of that kind."""
 
+_MISSED = 2
 _CLEARED = 2
 _SUMMARIZED = 3
 
@@ -161,17 +162,18 @@ class _Gatherer:
             return None, ""
         if self._rng.random() < 0.5:
             return "missing", f'No results for "{evidence.query}".'
-        return "stale", self._others(evidence)
+        return "stale", self._others(len(evidence.passages))
 
     def misses(self, evidence: Find) -> tuple[str, ...]:
         """What the search finds in its tries before the last."""
         if self._spec.kind != "retries":
             return ()
-        return tuple(self._others(evidence) for _ in range(RETRIES))
+        count = min(len(evidence.passages), _MISSED)  # of a long result, ten would take too many
+        return tuple(self._others(count) for _ in range(RETRIES))
 
-    def _others(self, evidence: Find) -> str:
-        """As many passages as the evidence has, which have nothing to do with it."""
-        finds = [self._next() for _ in evidence.passages]
+    def _others(self, count: int) -> str:
+        """So many passages which have nothing to do with the evidence."""
+        finds = [self._next() for _ in range(count)]
         self.borrowed += [find.source for find in finds]
         return show([passage for find in finds for passage in find.passages])
 
