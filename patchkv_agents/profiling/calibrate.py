@@ -313,6 +313,7 @@ class _Calibration:
         }
 
     def _interval(self, trials: Sequence[Trial]) -> dict[str, float]:
+        """The 95 % interval of the log-mean of KL, in nats; by task."""
         found = bootstrap_mean(
             [math.log10(trial.first_token_kl + FLOOR) for trial in trials],
             groups=[self._tasks[trial.pair] for trial in trials],
@@ -320,7 +321,7 @@ class _Calibration:
         return {"low": 10**found.low - FLOOR, "high": 10**found.high - FLOOR}
 
     def _by_kind(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """The log-mean of KL for each kind of edit."""
+        """The log-mean of KL for each kind of edit, in nats."""
         kinds = {pair.id: pair.kind for pair in self._calibration}
         return {
             f"kl_{kind}": figures_of([each for each in trials if kinds[each.pair] == kind])[

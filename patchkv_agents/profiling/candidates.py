@@ -11,7 +11,7 @@ from patchkv_agents.profiling.windows import WindowFit
 from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
 
 _SHARE = 0.03
-"""Of the suffix, for blocks beside window and tail."""
+"""Of the suffix, for rows beside window and tail."""
 _LONGEST = 256
 """Tokens up to which a window is extended by measured drift."""
 _NAMES = {
@@ -23,7 +23,12 @@ _NAMES = {
 
 
 def window_and_tail(window: int, tail: int, block_size: int, **changes: Any) -> RecoveryPolicy:
-    """A window and a tail, in tokens, and no more but for the changes."""
+    """A policy of a window and a tail, which stores losslessly and has no limit.
+
+    Args:
+        window, tail, block_size: in tokens.
+        changes: further fields of the policy, by name.
+    """
     policy = RecoveryPolicy(
         "trial",
         window_tokens=window,
@@ -79,7 +84,7 @@ def options(base: RecoveryPolicy, window: WindowFit) -> list[Candidate]:
         Candidate("in blocks of 32 tokens", replace(base, block_size=32)),
         Candidate(f"attention {_SHARE / 2:.1%}", replace(base, attention_fraction=_SHARE / 2), 1),
         *(
-            # Half of the window makes room for them: more than a trade the limit would not allow.
+            # In place of half the window: beside all of it, the limit would leave no room.
             Candidate(
                 f"half the window, {_NAMES[rule]} {_SHARE:.1%}",
                 replace(half, selection=rule),
@@ -110,9 +115,11 @@ def frontier(block_size: int) -> list[Candidate]:
     return [
         *(Candidate(f"window {window}, tail 64", policy) for window, policy in plain.items()),
         *(
-            Candidate(f"{_NAMES[rule]} {2 * _SHARE:.1%}, window 64, tail 64", policy)
+            Candidate(
+                f"{_NAMES[rule]} {2 * _SHARE:.1%}, window 64, tail 64",
+                replace(plain[64], selection=rule, attention_fraction=2 * _SHARE),
+            )
             for rule in rules
-            for policy in (replace(plain[64], selection=rule, attention_fraction=2 * _SHARE),)
         ),
         *(
             Candidate(

@@ -31,7 +31,7 @@ REFRESHES = ("refresh", "multi", "chain")
 RETRIES = 10
 """Edits of an episode of that kind."""
 
-_MISSED = 2
+_MISSED = 2  # most passages of a try that misses
 _CLEARED = 2
 _SUMMARIZED = 3
 
