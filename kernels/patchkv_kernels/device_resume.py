@@ -66,10 +66,10 @@ def measure_resume(
     device: torch.device, shape: ModelShape, *, tokens: int, rounds: int
 ) -> Iterator[Figure]:
     """Time to the first token after an edit, all methods interleaved from equal stored state."""
+    from patchkv_agents.backends.transformers.adapter import ModelAdapter
+    from patchkv_agents.backends.transformers.support import rope_of
     from patchkv_agents.baselines import PREFIX_CACHE
-    from patchkv_agents.engine.adapter import ModelAdapter
     from patchkv_agents.engine.sequence import KVSequence
-    from patchkv_agents.engine.support import rope_of
     from patchkv_agents.recovery import RecoveryPolicy
 
     model = random_model(shape, device)

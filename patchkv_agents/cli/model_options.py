@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from patchkv_agents.engine.loading import LoadOptions
+    from patchkv_agents.backends.transformers.loading import LoadOptions
 
 Device = Annotated[str | None, typer.Option(help="Device of the model, such as cuda.")]
 Dtype = Annotated[

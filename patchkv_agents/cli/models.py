@@ -12,7 +12,7 @@ from patchkv_agents.cli.console import NARROW, new_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from patchkv_agents.engine.families import Family
+    from patchkv_agents.backends.transformers.families import Family
 
 OTHERS = """\
 Others are probed when they are loaded: a few random tokens show whether rows can be recomputed one
@@ -35,7 +35,7 @@ def models(
     ] = False,
 ) -> None:
     """Say which models are supported: recovered, reused exactly, or refused, and why."""
-    from patchkv_agents.engine.families import FAMILIES
+    from patchkv_agents.backends.transformers.families import FAMILIES
 
     if name is not None:
         document = model_document(name)
@@ -48,7 +48,7 @@ def models(
 
 def family_document(family: Family) -> dict[str, Any]:
     """A verified family, for JSON."""
-    from patchkv_agents.engine.verdict import SupportLevel
+    from patchkv_agents.backends.transformers.verdict import SupportLevel
 
     return {
         "model_type": family.model_type,
@@ -66,8 +66,8 @@ def model_document(name: str) -> dict[str, Any]:
         ModelNotFoundError: there is no such model, or it cannot be fetched.
         UnsupportedModelError: Transformers does not know the architecture.
     """
-    from patchkv_agents.engine.loading import load_config
-    from patchkv_agents.engine.verdict import judge_config
+    from patchkv_agents.backends.transformers.loading import load_config
+    from patchkv_agents.backends.transformers.verdict import judge_config
 
     config = load_config(name)
     verdict, family = judge_config(config)

@@ -134,7 +134,7 @@ def _sizes_and_rates(model: str, device: str) -> tuple[ModelCost, DeviceCost]:
         raise InputError(f"no device '{device}': choose {', '.join(DEVICES)}, or 'this'")
     if model in MODELS:
         return MODELS[model], DEVICES[device]
-    from patchkv_agents.engine.loading import load_config
+    from patchkv_agents.backends.transformers.loading import load_config
 
     return ModelCost.of_config(model, load_config(model)), DEVICES[device]
 

@@ -49,9 +49,9 @@ def load_tokens(model: str) -> ModelTokens:
         ModelNotFoundError: there is no such model, or it cannot be fetched.
         UnsupportedModelError: Transformers cannot load it.
     """
+    from patchkv_agents.backends.transformers import loading
     from patchkv_agents.context import render
     from patchkv_agents.context.rendering.hosted import is_hosted, load_hosted
-    from patchkv_agents.engine import loading
 
     with new_console(stderr=True).status(f"Loading the tokenizer of {model}"):
         # A folder of that name is meant, should there be one.

@@ -13,10 +13,10 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from patchkv_agents.engine.adapter import MAX_ROWS, ModelAdapter, RowCache
-from patchkv_agents.engine.capture import AttentionCapture
-from patchkv_agents.engine.layerwise import decoder_layers, inputs_of, starting_at
-from patchkv_agents.engine.row_attention import ActiveRows, LayerReached
+from patchkv_agents.backends.transformers.adapter import MAX_ROWS, ModelAdapter, RowCache
+from patchkv_agents.backends.transformers.capture import AttentionCapture
+from patchkv_agents.backends.transformers.layerwise import decoder_layers, inputs_of, starting_at
+from patchkv_agents.backends.transformers.row_attention import ActiveRows, LayerReached
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel

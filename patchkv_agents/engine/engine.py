@@ -11,16 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patchkv_agents.backends.transformers.adapter import NO_LIMIT, ModelAdapter
+from patchkv_agents.backends.transformers.fingerprint import model_fingerprint
+from patchkv_agents.backends.transformers.loading import LoadOptions, load_config, load_model
+from patchkv_agents.backends.transformers.support import check_config, support_of
 from patchkv_agents.checkpoint import CheckpointKey
 from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
 from patchkv_agents.context import ContextHistory, ThreadKey
-from patchkv_agents.engine.adapter import NO_LIMIT, ModelAdapter
-from patchkv_agents.engine.fingerprint import model_fingerprint
 from patchkv_agents.engine.generation import end_tokens
-from patchkv_agents.engine.loading import LoadOptions, load_config, load_model
 from patchkv_agents.engine.observing import Answered, Observer
 from patchkv_agents.engine.persistence import StoredThread
-from patchkv_agents.engine.support import check_config, support_of
 from patchkv_agents.engine.thread import Thread
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
 from patchkv_agents.jobs import submitted

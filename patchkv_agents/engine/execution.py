@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
+from patchkv_agents.backends.transformers.capture import (
+    PROMPT_QUERIES,
+    AttentionCapture,
+    sampled_layers,
+)
+from patchkv_agents.backends.transformers.map_capture import MapCapture, map_layers
 from patchkv_agents.checkpoint import Checkpoint
-from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.blend import blend_rows
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.engine.measured_stop import measured_rows
 from patchkv_agents.engine.question import run_question_blocks
 from patchkv_agents.ranges import IntArray

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from patchkv_agents.engine.adapter import MAX_ROWS, ModelAdapter, RowCache
-from patchkv_agents.engine.capture import AttentionCapture, sampled_layers
-from patchkv_agents.engine.row_attention import ActiveRows
+from patchkv_agents.backends.transformers.adapter import MAX_ROWS, ModelAdapter, RowCache
+from patchkv_agents.backends.transformers.capture import AttentionCapture, sampled_layers
+from patchkv_agents.backends.transformers.row_attention import ActiveRows
 from patchkv_agents.ranges import BoolArray, IntArray, RowSet
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 from patchkv_agents.recovery.policy import MeasuredStop, RecoveryPolicy

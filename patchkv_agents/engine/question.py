@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from patchkv_agents.engine.adapter import ModelAdapter, RowCache
-from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
+from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 from patchkv_agents.recovery.policy import RecoveryPolicy

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
+from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
 from patchkv_agents.checkpoint.offload import offload, store_rows
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
-from patchkv_agents.engine.adapter import ModelAdapter, RowCache
 from patchkv_agents.engine.background import side_streams
-from patchkv_agents.engine.capture import AttentionCapture
 from patchkv_agents.engine.execution import execute
 from patchkv_agents.engine.measured_stop import rows_to_restore
 from patchkv_agents.engine.resumed import Resumed

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.checkpoint import CheckpointVersions
 from patchkv_agents.context import (
     ContextHistory,
@@ -38,7 +39,6 @@ from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.engine.sampler import Sampler
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.engine.thread_state import ThreadState
-from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport

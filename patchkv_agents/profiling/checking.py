@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from patchkv_agents.alignment import align
+from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.context import render
-from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, task_groups
 from patchkv_agents.profiling.windows import LEAST_STRETCH, stretches

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from patchkv_agents.alignment import Alignment, Hunk
+from patchkv_agents.backends.transformers.adapter import RowCache
+from patchkv_agents.backends.transformers.capture import sampled_layers
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import RowCache
-from patchkv_agents.engine.capture import sampled_layers
 from patchkv_agents.errors import PatchKVError
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_kernels.rotary import rotate_keys

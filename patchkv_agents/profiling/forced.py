@@ -14,12 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from patchkv_agents.backends.transformers.adapter import RowCache
+from patchkv_agents.backends.transformers.capture import (
+    PROMPT_QUERIES,
+    AttentionCapture,
+    sampled_layers,
+)
+from patchkv_agents.backends.transformers.map_capture import MapCapture
 from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS
 from patchkv_agents.divergence import token_kls
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import RowCache
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MapCapture
 from patchkv_agents.ranges import IntArray, RowSet
 
 

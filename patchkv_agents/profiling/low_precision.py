@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from patchkv_agents.backends.transformers.adapter import RowCache
 from patchkv_agents.checkpoint.shards import CacheShard, gather
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import RowCache
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.profiling.forced import ExactPrompt
 from patchkv_agents.ranges import BoolArray, RowSet, ranges_of

@@ -64,7 +64,7 @@ def write(folder: Path, name: str, conversation: Any) -> str:
 @pytest.fixture(autouse=True)
 def one_tokenizer(smollm2_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the embedded tokenizer once for all tests, not at each call of the command."""
-    from patchkv_agents.engine import loading
+    from patchkv_agents.backends.transformers import loading
 
     real = loading.load_tokenizer
 

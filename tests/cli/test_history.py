@@ -33,7 +33,7 @@ def messages(result: str = LEDGER, clock: str = "08:15") -> list[dict[str, Any]]
 @pytest.fixture(autouse=True)
 def one_tokenizer(smollm2_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the embedded tokenizer once for all tests, not at each call of the command."""
-    from patchkv_agents.engine import loading
+    from patchkv_agents.backends.transformers import loading
 
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: smollm2_tokenizer)
 

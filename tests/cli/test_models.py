@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 
+from patchkv_agents.backends.transformers.families import FAMILIES
 from patchkv_agents.cli.main import main
-from patchkv_agents.engine.families import FAMILIES
 
-from ..engine.families import HEADS, PUBLISHED, SIZES, rope
+from ..backends.transformers.families import HEADS, PUBLISHED, SIZES, rope
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -18,10 +18,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, plain_call
+from patchkv_agents.backends.transformers.support import rope_of
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import ModelAdapter, plain_call
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.engine.support import rope_of
 
 VOCABULARY = 101
 

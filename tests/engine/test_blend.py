@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.layerwise import decoder_layers
+from patchkv_agents.backends.transformers.support import rope_of, support_of
 from patchkv_agents.baselines import CACHEBLEND, CACHEBLEND_RELEASED
-from patchkv_agents.engine.adapter import ModelAdapter
-from patchkv_agents.engine.layerwise import decoder_layers
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.engine.support import rope_of, support_of
 from patchkv_agents.errors import InputError, UnsupportedModelError
 from patchkv_agents.recovery import BlendPolicy, BlendScore, RecoveryPolicy, RowLabel
 from patchkv_kernels import rotate_keys
+from tests.backends.transformers.families import TINY, model_of
 
-from .families import TINY, model_of
 from .models import edited, full_logits, full_rows, random_ids, sequence_of, tiny_model
 
 OLD = random_ids(1, 300)

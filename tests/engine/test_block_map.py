@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine import map_capture
-from patchkv_agents.engine.adapter import MAX_ROWS, ModelAdapter
+from patchkv_agents.backends.transformers import map_capture
+from patchkv_agents.backends.transformers.adapter import MAX_ROWS, ModelAdapter
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy import Selection
 
@@ -127,7 +127,9 @@ def test_rewound_rows_leave_the_map(every_row):
 
 def test_a_model_whose_attention_cannot_be_scored_has_no_map(monkeypatch):
     model = tiny_model("llama")
-    monkeypatch.setattr("patchkv_agents.engine.adapter._scored_layers", lambda config: ())
+    monkeypatch.setattr(
+        "patchkv_agents.backends.transformers.adapter._scored_layers", lambda config: ()
+    )
     sequence = sequence_of(model)
     assert isinstance(sequence._adapter, ModelAdapter)
     sequence.resume(random_ids(1, 100), MAPPED)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine.adapter import ModelAdapter
-from patchkv_agents.engine.capture import sampled_layers
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.capture import sampled_layers
 from patchkv_agents.ranges import ranges_of
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel
 from patchkv_agents.recovery.policy import MeasuredStop, Selection

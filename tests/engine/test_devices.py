@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from patchkv_agents.backends.transformers.adapter import LayerPlacement, ModelAdapter
+from patchkv_agents.backends.transformers.fingerprint import model_fingerprint
+from patchkv_agents.backends.transformers.loading import load_model
+from patchkv_agents.backends.transformers.probe import probe
+from patchkv_agents.backends.transformers.support import rope_of
+from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.checkpoint.offload import store_rows
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.shards import CacheShard, gather
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import LayerPlacement, ModelAdapter
-from patchkv_agents.engine.fingerprint import model_fingerprint
-from patchkv_agents.engine.loading import load_model
-from patchkv_agents.engine.probe import probe
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.engine.support import rope_of
-from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.restore import Restoration

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from patchkv_agents.engine.support import rope_of
+from patchkv_agents.backends.transformers.support import rope_of
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_kernels import rotate_keys
 

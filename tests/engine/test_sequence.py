@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine.adapter import ModelAdapter
-from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from patchkv_agents.backends.transformers.fingerprint import model_fingerprint
 from patchkv_agents.checkpoint.stores import MemoryStore, open_store
 from patchkv_agents.context import ContextHistory, Edit, EditKind, SQLiteHistoryStore
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.fingerprint import model_fingerprint
 from patchkv_agents.errors import CheckpointError, HistoryStoreError
 from patchkv_agents.recovery import RecoveryPolicy
 

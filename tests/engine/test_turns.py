@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from patchkv_agents.engine import adapter as adapter_module
-from patchkv_agents.engine.turns import Turns
+from patchkv_agents.backends.transformers import adapter as adapter_module
+from patchkv_agents.backends.turns import Turns
 from patchkv_agents.recovery import RecoveryPolicy
 
 PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)

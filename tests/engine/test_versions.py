@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.support import rope_of
 from patchkv_agents.checkpoint import CheckpointVersions
 from patchkv_agents.checkpoint import offload as offload_module
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine import sequence as sequence_module
-from patchkv_agents.engine.adapter import ModelAdapter
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.engine.support import rope_of
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel, restore
 from patchkv_kernels import PayloadFormat

@@ -19,9 +19,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from patchkv_agents.backends.transformers.capture import (
+    PROMPT_QUERIES,
+    AttentionCapture,
+    sampled_layers,
+)
+from patchkv_agents.backends.transformers.map_capture import MapCapture, map_layers
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_evals.benchmarks.contexts import demo_context
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread

@@ -24,10 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from patchkv_agents.backends.transformers.capture import (
+    PROMPT_QUERIES,
+    AttentionCapture,
+    sampled_layers,
+)
 from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_evals.benchmarks.contexts import check_data, demo_context

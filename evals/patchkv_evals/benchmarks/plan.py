@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from patchkv_agents.alignment import align
+from patchkv_agents.backends.transformers.capture import PROMPT_QUERIES, AttentionCapture
 from patchkv_agents.checkpoint.precision import (
     PrecisionPolicy,
     assign_formats,
     block_formats,
     low_bit_errors,
 )
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture
 from patchkv_evals.benchmarks.align import planning
 from patchkv_evals.benchmarks.results import BenchResult, Column, spread
 from patchkv_evals.benchmarks.results import number as text_of

@@ -24,11 +24,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.baselines import method
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import ModelAdapter
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.errors import InputError

@@ -29,10 +29,14 @@ import numpy as np
 import numpy.typing as npt
 
 from patchkv_agents.alignment import Alignment, align
+from patchkv_agents.backends.transformers.adapter import RowCache
+from patchkv_agents.backends.transformers.capture import (
+    PROMPT_QUERIES,
+    AttentionCapture,
+    sampled_layers,
+)
+from patchkv_agents.backends.transformers.map_capture import MapCapture, map_layers
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.adapter import RowCache
-from patchkv_agents.engine.capture import PROMPT_QUERIES, AttentionCapture, sampled_layers
-from patchkv_agents.engine.map_capture import MapCapture, map_layers
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.checking import check_model
 from patchkv_agents.profiling.drift import block_drift

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine.adapter import ModelAdapter
-from patchkv_agents.engine.families import FAMILIES
-from patchkv_agents.engine.probe import probe
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.families import FAMILIES
+from patchkv_agents.backends.transformers.probe import probe
+from patchkv_agents.backends.transformers.support import support_of
+from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.engine.support import support_of
-from patchkv_agents.engine.verdict import SupportLevel
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
+from tests.engine.models import edited, plain_rows, random_ids
 
 from .families import CONFIGS, TINY, model_of
-from .models import edited, plain_rows, random_ids
 
 WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
 PATCH = RecoveryPolicy("patch", 16, attention_fraction=0.1, tail_tokens=8, block_size=1)

@@ -12,8 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 
-from patchkv_agents.engine.embedded import find_gguf
-from patchkv_agents.engine.loading import load_model, load_tokenizer, quiet_transformers
+from patchkv_agents.backends.transformers.embedded import find_gguf
+from patchkv_agents.backends.transformers.loading import (
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+)
 from patchkv_agents.errors import InputError, ModelNotFoundError, UnsupportedModelError
 
 

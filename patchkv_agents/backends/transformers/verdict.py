@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from patchkv_agents.engine.families import FAMILIES, Family
+from patchkv_agents.backends.transformers.families import FAMILIES, Family
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """RoPE types whose frequencies do not depend on the length of the context."""

@@ -9,9 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from patchkv_agents.engine.families import Family
-from patchkv_agents.engine.probe import probe
-from patchkv_agents.engine.verdict import SupportLevel, Verdict, judge_config, layer_types
+from patchkv_agents.backends.transformers.families import Family
+from patchkv_agents.backends.transformers.probe import probe
+from patchkv_agents.backends.transformers.verdict import (
+    SupportLevel,
+    Verdict,
+    judge_config,
+    layer_types,
+)
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_kernels import Rope, RopeLayout
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkv_agents.engine.attention import (
+from patchkv_agents.backends.transformers.attention import (
     run_attention,
     scattered_attention,
     softcapped_attention,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.engine.support import support_of
+from patchkv_agents.backends.transformers.support import support_of
 from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
+from tests.engine.models import plain_rows, random_ids
 
 from .families import CONFIGS, model_of
-from .models import plain_rows, random_ids
 
 TOKENS, SHIFT = 97, 300
 

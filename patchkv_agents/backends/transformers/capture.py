@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from patchkv_agents.backends.transformers.map_capture import MapCapture
 from patchkv_agents.checkpoint.block_map import BlockMap
-from patchkv_agents.engine.map_capture import MapCapture
 from patchkv_agents.ranges import mask_of
 from patchkv_kernels import add_received_mass
 

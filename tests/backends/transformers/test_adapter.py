@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from patchkv_agents.engine import adapter as adapter_module
-from patchkv_agents.engine.adapter import ModelAdapter, RowCache
+from patchkv_agents.backends.transformers import adapter as adapter_module
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
 from patchkv_agents.ranges import RowSet
-
-from .models import BUILDERS, full_logits, random_ids, tiny_model
+from tests.engine.models import BUILDERS, full_logits, random_ids, tiny_model
 
 TOKENS = 423
 SCATTERED = RowSet(((33, 97), (160, 161), (200, 263), (400, 423)))

@@ -32,7 +32,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from .models import HEADS, LINEAR_ROPE, LLAMA3_ROPE, SIZES, VOCABULARY, YARN_ROPE
+from tests.engine.models import HEADS, LINEAR_ROPE, LLAMA3_ROPE, SIZES, VOCABULARY, YARN_ROPE
 
 WINDOW = 20
 SIZES = {**SIZES, "num_hidden_layers": 4, "pad_token_id": None}

@@ -102,7 +102,7 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from patchkv_agents.engine.loading import quiet_transformers
+    from patchkv_agents.backends.transformers.loading import quiet_transformers
 
     # Transformers' GGUF reader draws a progress bar on stderr that no setting turns off.
     with quiet_transformers(), redirect_stderr(StringIO()):

