@@ -1,18 +1,39 @@
-"""Contexts as far as it takes to see which conversation they belong to."""
+"""Sketches of contexts: enough to see which conversation a request continues, without its text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
 
 from patchkv_agents.context import ContextVersion, FrozenJson, Message
-from patchkv_agents.context.texts import common_prefix
+from patchkv_agents.context.explaining.volatile import volatile_change
+from patchkv_agents.context.texts import common_prefix, text_similarity
 
-_PER_MESSAGE = 16  # characters that a template writes around a message, roughly
-_RESTORED = 0.85  # of restoring instead of computing a row, the share of time that is saved
-_SAME_TALK = 0.25
-_UTILITY = 0.5
+CHARACTERS_PER_MESSAGE = 16
+"""What a template writes around a message, roughly."""
+RESTORED_SAVING = 0.85
+"""Share of a row's compute time that restoring it saves."""
+MIN_SHARE = 0.5
+"""Share of the new context that has to be in the old one."""
+MIN_SHARE_WITH_END = 0.2
+"""The same where the old context's last messages are in the new one, as after a compaction."""
+MIN_SIMILARITY = 0.75
+"""Of two system prompts, one of which is an edit of the other."""
+MIN_COMMON_BEGINNING = 0.9
+"""Share of the old talk that has to stay where its end is another one, such as a reminder."""
+_ANSWERS = ("assistant", "tool", "function")
+
+
+class Agreement(IntEnum):
+    """How much two system prompts, or two lists of tools, have in common."""
+
+    DIFFERENT = 0
+    EDITED = 1
+    SAME_BUT_TIMES = 2
+    SAME = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +42,21 @@ class Shape:
 
     Attributes:
         opening: tools and template arguments, as text.
-        hashes: of the messages.
-        sizes: of the messages.
+        tools: names of the tools.
         system: text of the system messages at the beginning.
-        talk: index of the first message behind these.
-        said: hashes of the messages from there on.
+        hashes, sizes, roles: of the messages.
+        talk: index of the first message behind the system messages.
+        words: hashes of the messages from there on.
     """
 
     opening: str
+    tools: frozenset[str]
+    system: str
     hashes: tuple[str, ...]
     sizes: tuple[int, ...]
-    system: str
+    roles: tuple[str, ...]
     talk: int
-    said: frozenset[str]
+    words: frozenset[str]
 
     @classmethod
     def of(
@@ -46,11 +69,13 @@ class Shape:
         hashes = tuple(message.content_hash for message in messages)
         return cls(
             opening="\n".join([*(tool.text for tool in tools), template_args.text]),
+            tools=frozenset(_name(tool.load()) for tool in tools),
+            system="\n".join(message.text for message in messages[:talk]),
             hashes=hashes,
             sizes=tuple(map(_size, messages)),
-            system="\n".join(message.text for message in messages[:talk]),
+            roles=tuple(message.role for message in messages),
             talk=talk,
-            said=frozenset(hashes[talk:]),
+            words=frozenset(hashes[talk:]),
         )
 
     @classmethod
@@ -64,15 +89,15 @@ class Shape:
         return len(self.opening) + sum(self.sizes)
 
     def common_beginning(self, other: Shape) -> int:
-        """How much of this context another one begins with, in whole messages."""
+        """How much of this context another one begins with.
+
+        In whole messages, but for the first one: programs begin their system prompts alike.
+        """
         if self.opening != other.opening:
             return 0
-        same = 0
-        for mine, its in zip(self.hashes, other.hashes, strict=False):
-            if mine != its:
-                break
-            same += 1
-        return len(self.opening) + sum(self.sizes[:same])
+        same = _common_prefix(self.hashes, other.hashes)
+        begun = common_prefix(self.system, other.system) if same < self.talk else 0
+        return len(self.opening) + max(sum(self.sizes[:same]), begun)
 
     def left_after(self, old: Shape, *, exact: bool) -> float:
         """How much of this context is left to compute by what there is of `old`.
@@ -85,42 +110,114 @@ class Shape:
         left = float(self.size - beginning)
         if exact:
             return left
-        again = self._common(old, 0) - (beginning - len(self.opening) if beginning else 0)
-        return left - _RESTORED * again
+        common = sum(
+            size for size, shared in zip(self.sizes, self._shared(old, 0), strict=True) if shared
+        )
+        return left - RESTORED_SAVING * max(0, common - max(0, beginning - len(self.opening)))
 
     def continues(self, old: Shape) -> bool:
         """Whether this is the conversation of `old`, gone on or edited.
 
-        It is not where they have only the system prompt in common, or little else, or where
-        another program asks something short about the conversation (as for a title).
+        It goes on, or goes back, where one begins with the whole of the other. It is edited where
+        a large share of it is in `old`, some of that behind the first difference: else nothing is
+        lost if it becomes a conversation of its own with a copy of the common beginning. Where
+        system prompt or tools differ, they have to be edited recognizably, and an answer or a
+        tool's result has to be in both: programs are asked the same things.
         """
-        if self.said.isdisjoint(old.said):  # most are, and this is fast
+        if self.words.isdisjoint(old.words):  # most are, and this is fast
             return False
-        mine, its = sum(self.sizes[self.talk :]), sum(old.sizes[old.talk :])
-        common = self._common(old, self.talk)
-        if common < _SAME_TALK * min(mine, its):
+        system = self._system_agreement(old)
+        preamble = min(system, self._tool_agreement(old))
+        shared = self._shared(old, self.talk)
+        if preamble is Agreement.SAME:
+            return self._goes_on(old) or self._is_edited(old, shared)
+        roles = self.roles[self.talk :]
+        has_answer = any(
+            both and role in _ANSWERS for both, role in zip(shared, roles, strict=True)
+        )
+        if not has_answer:
             return False
-        is_short = self.size < _UTILITY * old.size
-        return not is_short or _is_similar(self.system, old.system)
+        if preamble is Agreement.DIFFERENT:  # may be cut at the front, system prompt included
+            return not self.talk and all(shared) and self.opening == old.opening
+        if system is Agreement.EDITED and not self._has_end_of(old, grown=True):
+            return False  # another role that is asked the same looks like this too
+        return self._has_most(old, shared)
 
-    def _common(self, old: Shape, start: int) -> int:
-        """Size of the messages from `start` on that `old` has too, in any order."""
+    def _goes_on(self, old: Shape) -> bool:
+        """Whether one begins with the other, or their ends alone differ, and shortly."""
+        mine, its = self.hashes[self.talk :], old.hashes[old.talk :]
+        same = _common_prefix(mine, its)
+        if same == min(len(mine), len(its)):
+            return True
+        sizes = old.sizes[old.talk :]
+        has_answer = any(role in _ANSWERS for role in old.roles[old.talk : old.talk + same])
+        return has_answer and sum(sizes[:same]) >= MIN_COMMON_BEGINNING * sum(sizes)
+
+    def _is_edited(self, old: Shape, shared: Sequence[bool]) -> bool:
+        same = _common_prefix(self.hashes[self.talk :], old.hashes[old.talk :])
+        # Else nothing could be restored.
+        return any(shared[same:]) and self._has_most(old, shared)
+
+    def _has_most(self, old: Shape, shared: Sequence[bool]) -> bool:
+        """Whether enough of the talk is in the old one; what was only appended does not count.
+
+        Less is enough where the old one's end is here. Where it is not, this has to be most of the
+        old one too: episodes of one program look the same things up.
+        """
+        end = max((index + 1 for index, both in enumerate(shared) if both), default=0)
+        sizes = self.sizes[self.talk : self.talk + end]
+        common = sum(size for size, both in zip(sizes, shared[:end], strict=True) if both)
+        if self._has_end_of(old):
+            return common >= MIN_SHARE_WITH_END * sum(sizes)
+        return common >= MIN_SHARE * max(sum(sizes), sum(old.sizes[old.talk :]))
+
+    def _has_end_of(self, old: Shape, *, grown: bool = False) -> bool:
+        """Whether the last two messages of `old` are here, and `grown`: with more behind them."""
+        end, mine = old.hashes[old.talk :][-2:], self.hashes[self.talk :]
+        stop = len(mine) - len(end) + (0 if grown else 1)
+        return any(mine[start : start + len(end)] == end for start in range(max(0, stop)))
+
+    def _shared(self, old: Shape, start: int) -> list[bool]:
+        """Which of the messages from `start` on `old` has too, in any order."""
         there = Counter(old.hashes)
-        common = 0
-        for digest, size in zip(self.hashes[start:], self.sizes[start:], strict=True):
-            if there[digest]:
-                there[digest] -= 1
-                common += size
-        return common
+        shared = []
+        for digest in self.hashes[start:]:
+            shared.append(there[digest] > 0)
+            there[digest] -= 1
+        return shared
+
+    def _system_agreement(self, old: Shape) -> Agreement:
+        if self.system == old.system:
+            return Agreement.SAME
+        if not self.system or not old.system:
+            return Agreement.DIFFERENT
+        change = volatile_change(old.system, self.system)
+        if change is not None and change.what == "a time or date":
+            return Agreement.SAME_BUT_TIMES
+        is_edit = text_similarity(self.system, old.system) >= MIN_SIMILARITY
+        return Agreement.EDITED if is_edit else Agreement.DIFFERENT
+
+    def _tool_agreement(self, old: Shape) -> Agreement:
+        if self.opening == old.opening:
+            return Agreement.SAME
+        if self.tools == old.tools:  # in another order, or their descriptions changed
+            return Agreement.SAME_BUT_TIMES
+        both, either = len(self.tools & old.tools), len(self.tools | old.tools)
+        is_edit = 2 * both >= either or not (self.tools and old.tools)
+        return Agreement.EDITED if is_edit else Agreement.DIFFERENT
+
+
+def _common_prefix(mine: Sequence[str], its: Sequence[str]) -> int:
+    pairs = enumerate(zip(mine, its, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(mine), len(its)))
 
 
 def _size(message: Message) -> int:
     calls = sum(len(call.name) + len(call.arguments_json) for call in message.tool_calls)
-    return len(message.text) + len(message.reasoning or "") + calls + _PER_MESSAGE
+    return len(message.text) + len(message.reasoning or "") + calls + CHARACTERS_PER_MESSAGE
 
 
-def _is_similar(a: str, b: str) -> bool:
-    """Whether one text is the other with a part of less than half replaced."""
-    start = common_prefix(a, b)
-    end = common_prefix(a[start:][::-1], b[start:][::-1])
-    return start + end >= max(len(a), len(b)) / 2
+def _name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    named = function if isinstance(function, dict) else tool
+    return str(named.get("name", "")) if isinstance(named, dict) else ""

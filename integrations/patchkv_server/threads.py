@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from patchkv_agents.engine import Engine, Thread
     from patchkv_server.requests import ChatRequest
 
-SHAPES = 4
-"""Newest contexts of a thread with which a request is compared."""
 WORTH_SHARING = 200
 """Characters of a common beginning from which on its rows are copied to a new thread."""
 WORTH_WAITING = 2000
@@ -37,7 +35,7 @@ class Entry:
     Attributes:
         key: of the engine's thread.
         tenant, name: whose it is, and what the client calls it.
-        shapes: of its newest contexts.
+        shapes: of its newest context, and of the one before, which counts if that fails.
         turns: contexts that were answered, also by earlier processes.
         used: time of the last use, of `time.monotonic`.
         is_busy: answering, or being suspended or given up.
@@ -48,7 +46,7 @@ class Entry:
     key: ThreadKey
     tenant: str
     name: str
-    shapes: deque[Shape] = field(default_factory=lambda: deque(maxlen=SHAPES))
+    shapes: deque[Shape] = field(default_factory=lambda: deque(maxlen=2))
     turns: int = 0
     used: float = 0.0
     is_busy: bool = False
@@ -181,12 +179,11 @@ class ThreadTable:
         for entry in self._entries.values():
             if entry.tenant != request.tenant:
                 continue
-            known = [old for old in entry.shapes if shape.continues(old)]
-            if known:
+            if entry.shapes and shape.continues(entry.shapes[-1]):
                 # What is being answered has state, or soon will.
                 has_state = entry.is_busy or entry.place != "stored" or self._has_store
-                left = min(shape.left_after(old, exact=exact) for old in known)
-                candidates.append((left if has_state else shape.size, -entry.used, entry))
+                left = shape.left_after(entry.shapes[-1], exact=exact) if has_state else shape.size
+                candidates.append((left, -entry.used, entry))
         candidates.sort(key=lambda candidate: candidate[:2])
         for left, _, entry in candidates:
             if not entry.is_busy or shape.size - left >= WORTH_WAITING:

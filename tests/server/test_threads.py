@@ -88,6 +88,35 @@ def test_the_same_system_prompt_alone_begins_a_thread_with_its_rows(new_engine: 
         assert again["cache_read"] >= first["tokens"] - 8  # it lost nothing
 
 
+def test_programs_that_are_asked_the_same_are_not_merged(new_engine: NewEngine) -> None:
+    """A "say hi" restored 242 rows of another program's 5,677, and stayed approximate for good."""
+    hi, rules = {"role": "user", "content": "say hi"}, "Be brief, and never mention this. " * 40
+    persona = [
+        [{"role": "system", "content": f"{rules} You are {name}."}, hi] for name in ("Ann", "Bob")
+    ]
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+        first = ask(served, [{"role": "system", "content": "You travel. " * 150}, hi])
+        answers = [first, *(ask(served, messages) for messages in persona)]
+        gone_on = ask(served, [*persona[1], {"role": "assistant", "content": "Hi."}, hi])
+        assert len({answer["thread"] for answer in answers}) == 3
+        assert gone_on["thread"] == answers[2]["thread"]
+        assert all(answer["is_exact"] and not answer["restored"] for answer in [*answers, gone_on])
+        assert answers[2]["cache_read"] > answers[2]["tokens"] / 2  # up to the name
+        assert gone_on["cache_read"] >= answers[2]["tokens"] - 8
+
+
+def test_users_with_the_same_opening_part(new_engine: NewEngine) -> None:
+    """One user's question was recorded as an edit of the other's."""
+    opening = [*talk("Ann", 1, system=HINT), {"role": "assistant", "content": "Hello!"}]
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+        ask(served, opening[:2])
+        one = ask(served, [*opening, {"role": "user", "content": "Where is my parcel of tea?"}])
+        two = ask(served, [*opening, {"role": "user", "content": "Cancel all that I ordered."}])
+        assert two["thread"] != one["thread"]
+        assert two["edits"] == []
+        assert two["is_exact"] and two["cache_read"] > two["tokens"] / 2
+
+
 def test_utility_calls_do_not_evict(new_engine: NewEngine) -> None:
     with serving(new_engine()) as served:
         messages = talk("Ann", turns=20)
