@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from patchkv_agents.context import ContextVersion, Message
     from patchkv_agents.engine import Thread
 
-MOST_STEPS = 1024
+MAX_STEPS = 1024
 """Checkpoints of one conversation whose versions are remembered."""
 
 _PATIENCE_S = 0.25  # a checkpoint is saved while the nodes run that start from it
@@ -73,7 +73,7 @@ class Steps:
         versions = self._made.setdefault(step.checkpoint, {}).setdefault(step.task, [])
         if version not in versions:
             versions.append(version)
-        if len(self._made) > MOST_STEPS:
+        if len(self._made) > MAX_STEPS:
             self._made.popitem(last=False)
 
     def parent(
@@ -124,7 +124,7 @@ class Steps:
         if self._was_read:
             return
         self._was_read = True
-        for version_id in thread.history.version_ids()[-MOST_STEPS:]:
+        for version_id in thread.history.version_ids()[-MAX_STEPS:]:
             checkpoint = thread.history.get(version_id).checkpoint_id
             if checkpoint is not None:
                 self._made.setdefault(checkpoint, {}).setdefault("", []).append(version_id)

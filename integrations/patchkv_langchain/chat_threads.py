@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from patchkv_agents.context import Message
     from patchkv_agents.engine import Engine, Thread
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 """Conversations whose state an engine keeps for chat models; the one used longest ago goes."""
 
 _TASK = re.compile(r":[^|:]*$")  # LangGraph's id of the task, at the end of a namespace
@@ -94,7 +94,7 @@ class _Turn:
 class ChatThreads:
     """The threads of one engine that chat models use. One call at a time has the turn on each."""
 
-    def __init__(self, engine: Engine, most: int = MOST_THREADS) -> None:
+    def __init__(self, engine: Engine, most: int = MAX_THREADS) -> None:
         self._engine_ref = ref(engine)  # the tables of engines must not keep these alive
         self._most = most
         self._turns: OrderedDict[tuple[str, str], _Turn] = OrderedDict()

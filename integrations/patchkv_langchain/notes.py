@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from patchkv_agents.context import ContextHistory, EditKind, Message
     from patchkv_agents.context.edits import EditPlace
 
-MOST_NOTES = 256
+MAX_NOTES = 256
 """Notes kept for a thread, or for one context of execution; older ones are dropped."""
 
 Sign = tuple[str, str]
@@ -92,7 +92,7 @@ def noted() -> tuple[Note, ...]:
 
 def note(notes: Iterable[Note]) -> None:
     """Add notes, for model calls made from here on in this context of execution."""
-    _notes.set((*_notes.get(), *notes)[-MOST_NOTES:])
+    _notes.set((*_notes.get(), *notes)[-MAX_NOTES:])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType
 
 from patchkv_agents.context import ContextHistory, ThreadKey
-from patchkv_langchain.notes import MOST_NOTES, Note, ServingThread, Sign
+from patchkv_langchain.notes import MAX_NOTES, Note, ServingThread, Sign
 
 if TYPE_CHECKING:
     from patchkv_agents.context import HistoryStore
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUN = "patchkv_run"
 """Key of the agent's state that names a run without a thread id."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Threads of which something is remembered; the one used longest ago is forgotten."""
 _NODES = "|"  # between the parts of LangGraph's checkpoint namespaces
 
@@ -69,7 +69,7 @@ class Remembered:
         """Add notes. One that is made again, as in a retry, counts once."""
         new = dict.fromkeys(notes)
         kept = [each for each in self.notes if each not in new]
-        self.notes = (*kept, *new)[-MOST_NOTES:]
+        self.notes = (*kept, *new)[-MAX_NOTES:]
 
     def note_system(self, name: str, before: Sign, after: Sign) -> None:
         """A middleware got one system message and passed on another.
@@ -101,7 +101,7 @@ class Threads:
         with self._lock:
             found = self._known.pop(key, None) or Remembered()
             self._known[key] = found
-            while len(self._known) > MOST_THREADS:
+            while len(self._known) > MAX_THREADS:
                 self._known.popitem(last=False)
             return found
 

@@ -25,7 +25,7 @@ from patchkv_langgraph.saver import TrackedSaver
 from patchkv_langgraph.tasks import NodeTask, messages_in
 
 # Threads and namespaces whose last steps are kept in memory; the others are read again.
-_MOST_LINES = 256
+_MAX_LINES = 256
 
 
 class GraphHistory:
@@ -130,7 +130,7 @@ class GraphHistory:
             if key not in self._lines:
                 self._lines[key] = Line(self.store, key, self._lineage)
             self._lines.move_to_end(key)
-            if len(self._lines) > _MOST_LINES:
+            if len(self._lines) > _MAX_LINES:
                 self._lines.popitem(last=False)
             return self._lines[key]
 

@@ -25,12 +25,12 @@ Declare = Callable[[Sequence[Message], Sequence[Message], list[Any], list[Any]],
 """Declares edits, given the values of old and new messages, and the messages themselves."""
 
 # Steps whose updates are kept. A run has one at a time, and several runs may share a thread.
-_MOST_STEPS = 16
+_MAX_STEPS = 16
 # Authors of what happens outside of nodes.
 _UPDATE, _INPUT = "update_state", "input"
 _OUTSIDE = (None, _UPDATE, _INPUT)
 # Versions that are compared with a context whose origin nothing tells.
-_MOST_COMPARED = 32
+_MAX_COMPARED = 32
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Line:
                 messages = list(to_langchain(version.messages))
         step = self._steps[task.checkpoint] = _Step(messages, version, messages)
         self._steps.move_to_end(task.checkpoint)
-        if len(self._steps) > _MOST_STEPS:
+        if len(self._steps) > _MAX_STEPS:
             self._steps.popitem(last=False)
         return step
 
@@ -229,7 +229,7 @@ class Line:
             by_nodes = link.source == "loop"
         if equal:
             return self._history.get(max(heads.intersection(equal) or equal)), None
-        newest_first = [*heads, *sorted(self._digests, reverse=True)[:_MOST_COMPARED]]
+        newest_first = [*heads, *sorted(self._digests, reverse=True)[:_MAX_COMPARED]]
         if values is None:
             return (self._history.get(max(newest_first)) if newest_first else None), None
         versions = sorted(map(self._history.get, set(newest_first)), key=lambda v: v.id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import Any
 
-_MOST_LINKS = 10_000
+_MAX_LINKS = 10_000
 _PATIENCE_S = 0.25
 
 
@@ -63,7 +63,7 @@ class Lineage:
         with self._changed:
             self._links[thread, namespace, checkpoint] = link
             self._silent.discard(thread)
-            if len(self._links) > _MOST_LINKS:
+            if len(self._links) > _MAX_LINKS:
                 self._links.popitem(last=False)
             self._changed.notify_all()
 

@@ -27,14 +27,14 @@ from patchkv_server.misses import Miss, examine, may_have_missed
 from patchkv_server.savings import SavingsEstimate
 from patchkv_server.strips import KINDS, Strip, counts, strip
 
-MOST_THREADS = 256
-MOST_ANSWERS = 40
+MAX_THREADS = 256
+MAX_ANSWERS = 40
 """Answers that are remembered of each thread."""
-MOST_EDITS = 8
+MAX_EDITS = 8
 """Edits that are shown of an answer; the others are counted."""
-MOST_INDICES = 4
+MAX_INDICES = 4
 LONGEST_NAME = 80
-_MOST_EXAMINED = 64
+_MAX_EXAMINED = 64
 """Misses that wait to be explained; those that come beyond are not."""
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class _ThreadActivity:
     key: ThreadKey
     tenant: str
     name: str
-    answers: deque[_Answer] = field(default_factory=lambda: deque(maxlen=MOST_ANSWERS))
+    answers: deque[_Answer] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
     answered: int = 0
     saved_rows: int = 0
     saved_ms: float = 0.0
@@ -123,10 +123,10 @@ class Activity:
                 thread = _ThreadActivity(self._made, answered.thread, tenant, name)
                 self._threads[answered.thread] = thread
             self._threads.move_to_end(answered.thread)
-            if len(self._threads) > MOST_THREADS:
+            if len(self._threads) > MAX_THREADS:
                 self._threads.popitem(last=False)
             answer = self._noted(thread, answered)
-            examined = may_have_missed(answered) and self._examining < _MOST_EXAMINED
+            examined = may_have_missed(answered) and self._examining < _MAX_EXAMINED
             self._examining += examined
         if examined:
             self._worker.submit(self._examine, answered, answer)
@@ -192,8 +192,8 @@ class Activity:
             restored_bytes=report.payload_bytes,
             saved_rows=saved_rows,
             saved_ms=saved_ms,
-            edits=tuple(_edit(edit) for edit in edits[:MOST_EDITS]),
-            edits_left_out=max(0, len(edits) - MOST_EDITS),
+            edits=tuple(_edit(edit) for edit in edits[:MAX_EDITS]),
+            edits_left_out=max(0, len(edits) - MAX_EDITS),
         )
         for kind, tokens in answer.tokens.items():
             thread.tokens[kind] += tokens
@@ -231,8 +231,8 @@ def _edit(edit: Edit) -> dict[str, Any]:
     return {
         **record,
         "author": edit.author and edit.author[:LONGEST_NAME],
-        "old_indices": record["old_indices"][:MOST_INDICES],
-        "new_indices": record["new_indices"][:MOST_INDICES],
+        "old_indices": record["old_indices"][:MAX_INDICES],
+        "new_indices": record["new_indices"][:MAX_INDICES],
         "messages": max(len(edit.old_indices), len(edit.new_indices)),
     }
 

@@ -23,7 +23,7 @@ from patchkv_server.misses import Miss
 from patchkv_server.strips import counts
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_MOST_POLICIES = 32
+_MAX_POLICIES = 32
 
 
 class ServerMetrics:
@@ -125,7 +125,7 @@ class ServerMetrics:
 
     def _policy(self, name: str) -> str:
         """The policy's name as a label: of a custom one too many, `other`."""
-        if name not in self._policies and len(self._policies) >= _MOST_POLICIES:
+        if name not in self._policies and len(self._policies) >= _MAX_POLICIES:
             return "other"
         self._policies.add(name)
         return name

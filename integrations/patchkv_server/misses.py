@@ -12,7 +12,7 @@ from patchkv_agents.errors import PatchKVError
 SHORTEST_LOSS = 32
 """Fewer tokens with old state behind the first difference are no miss: the prompt for an answer
 stands behind every context."""
-MOST_LATER = 8
+MAX_LATER = 8
 _LONGEST_ROLE = 20  # a client may write anything there
 
 _NO_STATE = "no stored state of this conversation was left"
@@ -105,7 +105,7 @@ def examine(answered: Answered, renderer: Renderer, *, log_content: bool) -> Mis
         field=None if gone else found.finding.field,
         prefix=found.prefix,
         lost=found.tokens_new if gone else found.lost,
-        later=tuple(dict.fromkeys(str(later.cause) for later in found.later))[:MOST_LATER],
+        later=tuple(dict.fromkeys(str(later.cause) for later in found.later))[:MAX_LATER],
         excerpts=_excerpts(found) if log_content and not forgetful else None,
     )
 

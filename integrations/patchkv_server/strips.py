@@ -8,7 +8,7 @@ import numpy.typing as npt
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 
 KINDS = ("exact", "new", "recomputed", "restored")
-MOST_RUNS = 96
+MAX_RUNS = 96
 
 _KIND_OF = np.full(len(RowLabel), KINDS.index("recomputed"), dtype=np.int8)
 _KIND_OF[RowLabel.PREFIX] = KINDS.index("exact")
@@ -25,7 +25,7 @@ def counts(plan: RecoveryPlan) -> dict[str, int]:
     return dict(zip(KINDS, map(int, found), strict=True))
 
 
-def strip(plan: RecoveryPlan, most: int = MOST_RUNS) -> Strip:
+def strip(plan: RecoveryPlan, most: int = MAX_RUNS) -> Strip:
     """The kinds of a plan's tokens in order.
 
     Where there are more than `most` runs, the tokens are divided into `most` cells, each of which

@@ -11,7 +11,7 @@ from patchkv_agents.ranges import IntArray
 
 SHORTEST = 8
 """Tokens of the grams that are compared; shorter runs are found only at the beginning."""
-MOST = 32
+MAX_SEQUENCES = 32
 """Most sequences of one index."""
 
 _FACTORS = np.random.default_rng(0).integers(1, 2**63, SHORTEST, dtype=np.uint64)
@@ -28,15 +28,15 @@ def _grams(token_ids: IntArray) -> npt.NDArray[np.uint64]:
 
 
 class OverlapIndex:
-    """All grams of up to `MOST` sequences, and which of them have each. Does not change.
+    """All grams of up to `MAX_SEQUENCES` sequences, and which of them have each. Does not change.
 
     Args:
         sequences: token ids, int64 `[tokens]` each.
     """
 
     def __init__(self, sequences: Sequence[IntArray]) -> None:
-        if len(sequences) > MOST:
-            raise ValueError(f"{len(sequences)} sequences: an index holds {MOST}")
+        if len(sequences) > MAX_SEQUENCES:
+            raise ValueError(f"{len(sequences)} sequences: an index holds {MAX_SEQUENCES}")
         self._sequences = tuple(sequences)
         grams = [np.unique(_grams(ids)) for ids in sequences]
         bits = np.repeat(

@@ -24,7 +24,7 @@ _SUFFIXES = (1_000, 4_000, 16_000)
 
 _TABLE_WIDTH = 150
 """Columns of fitted figures, of which there may be a dozen."""
-_MOST_LINES = 40
+_MAX_LINES = 40
 """Lines of one table of fitted figures; `--json` has them all."""
 
 
@@ -188,11 +188,11 @@ def _show_figures(console: Console, found: Any, indent: int = 2) -> None:
         fields = dict.fromkeys(key for each in found for key in each)
         headers = [key for key in fields if all(_is_plain(each.get(key)) for each in found)]
         lines = [
-            [escaped(_plain(each.get(key, ""))) for key in headers] for each in found[:_MOST_LINES]
+            [escaped(_plain(each.get(key, ""))) for key in headers] for each in found[:_MAX_LINES]
         ]
         print_table(console, [escaped(_words(key)) for key in headers], lines)
-        if len(found) > _MOST_LINES:
-            console.print(" " * indent + f"and {len(found) - _MOST_LINES} more: see --json")
+        if len(found) > _MAX_LINES:
+            console.print(" " * indent + f"and {len(found) - _MAX_LINES} more: see --json")
     else:
         console.print(" " * indent + escaped(_plain(found)))
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from patchkv_agents.context.answers.markers import hidden_tokens
 from patchkv_agents.errors import InputError
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 """Likeliest tokens that can be asked for with each token."""
 
 
@@ -80,8 +80,8 @@ class SamplingParams:
             (
                 "logprobs",
                 self.logprobs is None
-                or (_is_integer(self.logprobs, 0) and self.logprobs <= MOST_LOGPROBS),
-                f"None or an integer from 0 to {MOST_LOGPROBS}",
+                or (_is_integer(self.logprobs, 0) and self.logprobs <= MAX_LOGPROBS),
+                f"None or an integer from 0 to {MAX_LOGPROBS}",
             ),
             (
                 "stop",

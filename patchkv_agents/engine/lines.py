@@ -17,7 +17,7 @@ from patchkv_agents.errors import ContextError
 from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan
 
-MOST_VERSIONS = 64
+MAX_VERSIONS = 64
 """Versions of which the makers of rows are kept; of older ones, all rows count as their own."""
 
 
@@ -98,7 +98,7 @@ class RowMakers:
             same = min(len(before), len(makers))
             makers[:same][before[:same] != makers[:same]] = self._number(version)
         self._makers[version] = makers
-        if len(self._makers) > MOST_VERSIONS:
+        if len(self._makers) > MAX_VERSIONS:
             del self._makers[next(iter(self._makers))]
 
     def own(self, version: str, tokens: int, line: Set[str]) -> BoolArray:

@@ -19,7 +19,7 @@ from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.restore import Restoration
 
 _TOKENS = 1024
-_LEAST_TOKENS = 128
+_MIN_TOKENS = 128
 _ROUNDS = 3
 
 
@@ -39,7 +39,7 @@ def measured_rates(engine: Engine, name: str) -> tuple[ModelCost, DeviceCost]:
     """
     adapter = engine.adapter
     tokens = min(_TOKENS, engine.max_tokens - 1)
-    if tokens < _LEAST_TOKENS:
+    if tokens < _MIN_TOKENS:
         raise InputError(f"a context of {engine.max_tokens} tokens is too short to measure rates")
     value_bytes = torch.empty(0, dtype=adapter.model.dtype).element_size()
     sizes = ModelCost.of_config(name, adapter.model.config, bytes_per_value=value_bytes)

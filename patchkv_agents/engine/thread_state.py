@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 Spans = tuple[tuple[int, int], ...]
 """Token span of each message."""
 
-MOST_REPLIES = 256
+MAX_REPLIES = 256
 """Answers whose sampled ids are kept; those of older ones are encoded anew."""
-MOST_KNOWN = 32
+MAX_KNOWN = 32
 """Versions of which is kept what others are aligned with and told to go on from."""
 
 ClearForks = Callable[[Collection[ThreadKey], str], None]
@@ -73,7 +73,7 @@ class ThreadState:
     ) -> None:
         self.history = history
         self.sequence = sequence
-        self.replies: deque[SampledReply] = deque(maxlen=MOST_REPLIES)
+        self.replies: deque[SampledReply] = deque(maxlen=MAX_REPLIES)
         self.must_clear = False
         self._stored = stored
         self._known: dict[str, _Known] = {}  # by version
@@ -140,7 +140,7 @@ class ThreadState:
         if head is None or self._last not in (None, head.id):
             return head  # somebody has checked it out
         if self._last is None:
-            for version_id in sorted(self.history.branches().values())[-MOST_KNOWN:]:
+            for version_id in sorted(self.history.branches().values())[-MAX_KNOWN:]:
                 self._know(self.history.get(version_id))
         found = continued(
             messages,
@@ -201,7 +201,7 @@ class ThreadState:
     def _know(self, version: ContextVersion, spans: Spans = ()) -> None:
         self._known.pop(version.id, None)
         self._known[version.id] = _Known(message_hashes(version.messages), version.parents, spans)
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
     def forget(
@@ -249,7 +249,7 @@ class ThreadState:
         sequence.versions.drop([kept for kept in sequence.versions if saw(kept)])
         shown = match_replies(forgetting.messages, list(self.replies)).values()
         kept_replies = [reply for reply in self.replies if reply in shown]
-        self.replies = deque(kept_replies, maxlen=MOST_REPLIES)
+        self.replies = deque(kept_replies, maxlen=MAX_REPLIES)
         if forgetting.forgotten is not None:
             clear_forks(forgetting.forgotten.threads, forgetting.id)
         if self._stored is not None:

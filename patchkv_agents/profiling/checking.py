@@ -10,15 +10,15 @@ from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.context import render
 from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, Skipped, task_groups
-from patchkv_agents.profiling.windows import LEAST_STRETCH, stretches
+from patchkv_agents.profiling.windows import MIN_STRETCH, stretches
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
 
-LEAST_SUFFIX = 64
+MIN_SUFFIX = 64
 """Fewest tokens behind an edit: of a shorter suffix, the query tail alone recomputes all."""
 
-LEAST_TASKS = 4
+MIN_TASKS = 4
 """Fewest tasks: two to fit to, and two to see whether it holds."""
 
 
@@ -73,10 +73,10 @@ def _why_not(engine: Engine, pair: ContextPair, answer_tokens: int) -> str | Non
     alignment = align(old, new)
     if not alignment.hunks:
         return "old and new render to the same tokens"
-    if alignment.recoverable_tokens < LEAST_SUFFIX:
+    if alignment.recoverable_tokens < MIN_SUFFIX:
         return (
             f"{alignment.recoverable_tokens} tokens stay behind the edit, and at least "
-            f"{LEAST_SUFFIX} are needed"
+            f"{MIN_SUFFIX} are needed"
         )
     return None
 
@@ -85,33 +85,33 @@ def check_stretches(engine: Engine, pairs: Sequence[ContextPair]) -> None:
     """Check that the length of a dirty window can be told from pairs.
 
     Raises:
-        InputError: no edit has `LEAST_STRETCH` tokens behind it up to the next one.
+        InputError: no edit has `MIN_STRETCH` tokens behind it up to the next one.
     """
     for pair in pairs:
         old, new = (render(each, engine.tokenizer).token_ids for each in (pair.old, pair.new))
-        if max(stretches(align(old, new)), default=0) >= LEAST_STRETCH:
+        if max(stretches(align(old, new)), default=0) >= MIN_STRETCH:
             return
     raise InputError(
-        f"no edit of the calibration pairs has {LEAST_STRETCH} tokens behind it up to the next "
+        f"no edit of the calibration pairs has {MIN_STRETCH} tokens behind it up to the next "
         "one: give pairs with longer contexts"
     )
 
 
-def check_tasks(pairs: Sequence[ContextPair], *, least: int = LEAST_TASKS) -> None:
+def check_tasks(pairs: Sequence[ContextPair], *, least: int = MIN_TASKS) -> None:
     """Check that there are enough tasks; those that share a context are one.
 
     Args:
         pairs: all that can be used, or those of one split.
-        least: tasks that are needed; fewer than `LEAST_TASKS` for one split.
+        least: tasks that are needed; fewer than `MIN_TASKS` for one split.
 
     Raises:
         InputError: there are too few.
     """
     tasks = len(set(task_groups(pairs).values()))
     if tasks < least:
-        what = "a profile" if least >= LEAST_TASKS else "each half of what a profile is made from"
+        what = "a profile" if least >= MIN_TASKS else "each half of what a profile is made from"
         raise InputError(
             f"{len(pairs)} usable pairs of {tasks} tasks are too few for {what}: give pairs of "
-            f"more tasks, at least {LEAST_TASKS} in all ('task' in a JSONL file, threads in a "
+            f"more tasks, at least {MIN_TASKS} in all ('task' in a JSONL file, threads in a "
             "history) that share no context, a higher --limit if there is one, or --quick"
         )

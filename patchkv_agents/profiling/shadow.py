@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 """How long a check waits for a pause before it takes turns with those who are answered."""
 
 _KEPT_RESULTS = 1_000
-_MOST_PENDING = 2  # one is checked, one waits
+_MAX_PENDING = 2  # one is checked, one waits
 _LOG = logging.getLogger(__name__)
 
 ExactLogits = Callable[[IntArray, Callable[[], None]], torch.Tensor]
@@ -155,7 +155,7 @@ class Shadow:
         with self._changed:
             if self._stopped or self._sample.random() >= self._settings.share:
                 return
-            if self._pending == _MOST_PENDING:
+            if self._pending == _MAX_PENDING:
                 self._dropped += 1
                 return
             if self._worker is None:

@@ -25,7 +25,7 @@ from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy_json import policy_to_json
 
 SCHEMA = 2
-MOST_KL = 1e6
+MAX_KL = 1e6
 """What an infinite divergence counts as, in nats."""
 
 
@@ -231,7 +231,7 @@ class Trials:
         return Trial(
             pair=pair.id,
             policy_key=policy_key(policy),
-            first_token_kl=min(result.first_token_kl, MOST_KL),
+            first_token_kl=min(result.first_token_kl, MAX_KL),
             top1_agree=result.top1_agree,
             exact_continuation=result.exact_continuation if answers else None,
             same_answer=same_answer(reply.text, reference.text) if answers else None,

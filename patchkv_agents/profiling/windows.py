@@ -19,7 +19,7 @@ from patchkv_agents.alignment import Alignment
 from patchkv_agents.profiling.drift import BlockDrift
 from patchkv_agents.recovery.window import FEATURES, WindowModel, window_features
 
-LEAST_STRETCH = 128
+MIN_STRETCH = 128
 """Fewest tokens between an edit and the next one: shorter stretches tell no boundary."""
 ALL_FEATURES_FROM = 5 * (len(FEATURES) + 1)
 """Observations from which all features are used: five for each parameter."""
@@ -64,7 +64,7 @@ class Observation:
 def observations(
     pair: str, alignment: Alignment, blocks: Iterable[BlockDrift]
 ) -> list[Observation]:
-    """The edits of a pair with at least `LEAST_STRETCH` tokens behind them."""
+    """The edits of a pair with at least `MIN_STRETCH` tokens behind them."""
     own: dict[int, list[tuple[int, float]]] = {}
     for block in blocks:
         found = block.distance, block.figures["value_drift"]
@@ -74,7 +74,7 @@ def observations(
     for number, (hunk, stretch) in enumerate(
         zip(alignment.hunks, stretches(alignment), strict=True)
     ):
-        if stretch >= LEAST_STRETCH and number in own:
+        if stretch >= MIN_STRETCH and number in own:
             made.append(
                 Observation(
                     pair,
@@ -243,7 +243,7 @@ def mean_tokens(model: WindowModel, found: Sequence[Observation]) -> float:
 def coverage(fit: WindowFit, found: Sequence[Observation]) -> dict[str, Any]:
     """How a model does on pairs that it was not fitted to.
 
-    Observed are only edits with at least `LEAST_STRETCH` tokens behind them: others, and pairs
+    Observed are only edits with at least `MIN_STRETCH` tokens behind them: others, and pairs
     that have no other, are counted nowhere.
 
     Returns:

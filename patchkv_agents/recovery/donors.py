@@ -33,7 +33,7 @@ def all_own(_version: str, _tokens: int) -> None:
     """There is one line only."""
 
 
-MOST_ALIGNED = 2
+MAX_ALIGNED = 2
 """Stored versions that are aligned and planned for, beside the current one."""
 SWITCH_ROWS = 32
 """Leaving a live cache restores every row anew: it has to save more computed rows."""
@@ -103,7 +103,7 @@ def choose_donor(
     if current.is_live:
         least = least[0] - SWITCH_ROWS, least[1]
     for tried, (bound, donor) in enumerate(others):
-        if tried == MOST_ALIGNED or len(token_ids) - bound > least[0]:
+        if tried == MAX_ALIGNED or len(token_ids) - bound > least[0]:
             break
         other = donor.plan(token_ids, policy, anchors_of)
         if _cost(other) < least:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkv_agents.alignment import align
-from patchkv_agents.checkpoint.overlap import MOST, SHORTEST, OverlapIndex, common_prefix
+from patchkv_agents.checkpoint.overlap import MAX_SEQUENCES, SHORTEST, OverlapIndex, common_prefix
 
 
 def slow_bound(old: list[int], new: list[int]) -> int:
@@ -39,7 +39,7 @@ def test_bounds_count_shared_grams_and_the_prefix(olds, new):
 
 def test_an_index_says_how_many_sequences_it_holds():
     with pytest.raises(ValueError, match="33"):
-        OverlapIndex([np.arange(3)] * (MOST + 1))
+        OverlapIndex([np.arange(3)] * (MAX_SEQUENCES + 1))
 
 
 def test_bounds_of_twenty_versions_of_8000_tokens_are_fast():

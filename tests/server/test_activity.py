@@ -12,9 +12,9 @@ import pytest
 from patchkv_agents.context import Edit, EditKind, ThreadKey
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
-from patchkv_server.activity import MOST_ANSWERS, MOST_EDITS, MOST_THREADS
+from patchkv_server.activity import MAX_ANSWERS, MAX_EDITS, MAX_THREADS
 from patchkv_server.savings import FEWEST_ROWS, SavingsEstimate
-from patchkv_server.strips import KINDS, MOST_RUNS, counts, strip
+from patchkv_server.strips import KINDS, MAX_RUNS, counts, strip
 
 from ..engine.models import tiny_engine
 from .scripted import SECRET, Scripted, conversation
@@ -145,23 +145,23 @@ def test_what_is_kept_is_bounded(served):
         changed[index] = {**changed[index], "content": f"Something else {index}."}
     served.ask(changed, "long", max_new_tokens=1)
     (answered,) = answers
-    assert len(answered.edits) > MOST_EDITS
+    assert len(answered.edits) > MAX_EDITS
     seen(answered)
-    for index in range(MOST_THREADS + 20):
+    for index in range(MAX_THREADS + 20):
         key = ThreadKey(f"chat {index} " + "x" * 200, "a")
         seen(replace(answered, thread=key))
     seen(answered)
     state = served.state()
-    assert len(state["threads"]) == MOST_THREADS
+    assert len(state["threads"]) == MAX_THREADS
     newest, second = state["threads"][:2]
     assert (newest["name"], newest["answers"]) == ("long", 1)  # it had been dropped meanwhile
     assert 0 < len(second["name"]) < 100
-    for _ in range(MOST_ANSWERS + 10):
+    for _ in range(MAX_ANSWERS + 10):
         seen(answered)
     chosen = served.state(selected=newest["number"])["selected"]["answers"]
-    assert len(chosen) == MOST_ANSWERS and chosen[0]["number"] == MOST_ANSWERS + 11
-    assert len(chosen[0]["edits"]) == MOST_EDITS
-    assert chosen[0]["edits_left_out"] == len(answered.edits) - MOST_EDITS
+    assert len(chosen) == MAX_ANSWERS and chosen[0]["number"] == MAX_ANSWERS + 11
+    assert len(chosen[0]["edits"]) == MAX_EDITS
+    assert chosen[0]["edits_left_out"] == len(answered.edits) - MAX_EDITS
     assert len(json.dumps(served.state(selected=newest["number"]))) < 300_000
 
 
@@ -170,7 +170,7 @@ def test_long_strips_are_simplified():
     labels = [RowLabel.PREFIX] * 500 + [RowLabel.NEW, RowLabel.RESTORED, RowLabel.RESTORED] * 200
     plan = plan_of(labels)
     runs = strip(plan)
-    assert len(runs) <= MOST_RUNS and sum(tokens for _, tokens in runs) == len(labels)
+    assert len(runs) <= MAX_RUNS and sum(tokens for _, tokens in runs) == len(labels)
     assert runs[0][0] == KINDS.index("exact") and 480 < runs[0][1] < 520
     assert runs[1][0] == KINDS.index("restored")
     assert counts(plan) == {"exact": 500, "new": 200, "recomputed": 0, "restored": 400}

@@ -34,7 +34,7 @@ from patchkv_evals.benchmarks.timing import (
     timing,
 )
 
-LEAST_TOKENS_BETWEEN = 60
+MIN_TOKENS_BETWEEN = 60
 """More edits than one in so many tokens are left out: nothing between them would be found again."""
 TEXTS = {"zipf": text_like_ids, "repeated": repeating_ids}
 
@@ -55,7 +55,7 @@ def align_and_plan(config: AlignConfig, report: Report = silent) -> BenchResult:
         for text in TEXTS
         for tokens in config.tokens
         for hunks in config.hunks
-        if tokens >= LEAST_TOKENS_BETWEEN * hunks
+        if tokens >= MIN_TOKENS_BETWEEN * hunks
     ]
     steps = Steps(sum(tokens for _, tokens, _ in cases), report)
     points = []

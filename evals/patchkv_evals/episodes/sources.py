@@ -13,8 +13,8 @@ from patchkv_evals.errors import EpisodeError
 from patchkv_evals.text import flat, keywords, mentions, one_line, sentences
 
 # TriviaQA has many gold documents, of which one is enough to know the answer.
-_MOST_EVIDENCE = 3
-_MOST_GUESSED = 2
+_MAX_EVIDENCE = 3
+_MAX_GUESSED = 2
 _SHORTEST_FILLER = 20  # words
 
 
@@ -52,8 +52,8 @@ def sources(row: QARow, names: Iterable[str], words: int) -> Sources:
     if not gold:
         whole = row.answers if names else ()
         full = [p for p, text in zip(row.passages, flats, strict=True) if mentions(text, whole)]
-        gold = [p for p in full if p.is_gold is None][:_MOST_GUESSED]
-    evidence = [p for p in gold if p in named][:_MOST_EVIDENCE] or gold[-1:]
+        gold = [p for p in full if p.is_gold is None][:_MAX_GUESSED]
+    evidence = [p for p in gold if p in named][:_MAX_EVIDENCE] or gold[-1:]
     if not evidence:
         raise EpisodeError("no passage is known to hold the answer")
     support = [p for p in gold if p not in evidence and p not in named]

@@ -17,9 +17,9 @@ from patchkv_evals.running.spec import FULL_PREFILL
 
 SPEEDUP_TARGETS = {"prefix_cache": 4.0, "cacheblend": 1.5}
 """How many times faster than these, medians of resume TTFT."""
-LEAST_F1_DIFFERENCE, LEAST_F1_BOUND = -1.0, -3.0
+MIN_F1_DIFFERENCE, MIN_F1_BOUND = -1.0, -3.0
 """In points, against the full prefill: the mean, and the lower end of its interval."""
-LEAST_SAME_ANSWER = 0.95
+MIN_SAME_ANSWER = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,8 @@ def _speedup_target(other: str, least: float, found: Interval | None) -> Target:
 
 def _quality_targets(figures: MethodFigures) -> Iterator[Target]:
     f1, same = figures.f1_difference, figures.same_answer
-    f1_wanted = (
-        f"mean at least {LEAST_F1_DIFFERENCE:g}, lower 95 % bound at least {LEAST_F1_BOUND:g}"
-    )
-    same_wanted = f"at least {LEAST_SAME_ANSWER:g}"
+    f1_wanted = f"mean at least {MIN_F1_DIFFERENCE:g}, lower 95 % bound at least {MIN_F1_BOUND:g}"
+    same_wanted = f"at least {MIN_SAME_ANSWER:g}"
     if f1 is None or same is None:
         yield Target("F1 against full prefill, points", f1_wanted, "not measured", None)
         yield Target("same answer as full prefill", same_wanted, "not measured", None)
@@ -233,13 +231,13 @@ def _quality_targets(figures: MethodFigures) -> Iterator[Target]:
             "F1 against full prefill, points",
             f1_wanted,
             f"{f1.estimate:+.2f} [{f1.low:+.2f}, {f1.high:+.2f}], n = {f1.n}",
-            f1.estimate >= LEAST_F1_DIFFERENCE and f1.low >= LEAST_F1_BOUND,
+            f1.estimate >= MIN_F1_DIFFERENCE and f1.low >= MIN_F1_BOUND,
         )
         yield Target(
             "same answer as full prefill",
             same_wanted,
             f"{same.estimate:.3f} [{same.low:.3f}, {same.high:.3f}], n = {same.n}",
-            same.estimate >= LEAST_SAME_ANSWER,
+            same.estimate >= MIN_SAME_ANSWER,
         )
     stale, full = figures.stale_answers, figures.stale_answers_full_prefill
     yield Target(
