@@ -71,7 +71,7 @@ def blend_rows(
         score = _Deviation(chunk, cache, policy)
         active = ActiveRows(chunk, capture, ready, fresh=score, last_layer=check)
         # Hooks are on the model that others use too.
-        with adapter.turns, inputs_of(layers[check]) as collected, suppress(LayerReached):
+        with adapter.lock, inputs_of(layers[check]) as collected, suppress(LayerReached):
             adapter.forward_chunk(token_ids, active, cache)
         inputs += collected
         deviation.append(score.rows)
@@ -90,7 +90,7 @@ def blend_rows(
     # Rows that see later ones run at once: in each layer the others have to be in place.
     for chunk in rows.chunks(len(rows) if seen_as else MAX_ROWS):
         active = ActiveRows(chunk, None if seen_as else capture, ready, seen_as=seen_as)
-        with adapter.turns, starting_at(layers, check, hidden[:, offset : offset + len(chunk)]):
+        with adapter.lock, starting_at(layers, check, hidden[:, offset : offset + len(chunk)]):
             logits = adapter.forward_chunk(token_ids, active, cache)
         offset += len(chunk)
     done = plan.blended(chosen, full_layers=check / adapter.layers, sees_later=seen_as is not None)

@@ -69,7 +69,7 @@ def execute(
         arrived: waits until the first n layers of stored rows are in memory; None if all are.
     """
     tokens = len(token_ids)
-    with adapter.turns:  # several of them at once would be slower than one by one
+    with adapter.lock:  # several of them at once would be slower than one by one
         restoration = Restoration(old.stored_at(source), cache.shards, rope, arrived)
     capture = AttentionCapture(
         layers=sampled_layers(adapter.scored_layers),

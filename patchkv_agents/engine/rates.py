@@ -66,7 +66,7 @@ def _round(engine: Engine, token_ids: IntArray) -> tuple[float, float, float]:
     """
     sequence = KVSequence(engine.adapter, engine.rope)
     policy = RecoveryPolicy.default()
-    with engine.adapter.turns:
+    with engine.adapter.lock:
         prefill_s = _seconds(lambda: sequence.resume(token_ids[:-1], policy).logits)
         decode_s = _seconds(lambda: sequence.append(int(token_ids[-1])))
         sequence.suspend()

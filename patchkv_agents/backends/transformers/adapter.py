@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from patchkv_agents.backends.model_lock import model_lock
 from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.backends.transformers.row_attention import (
     ATTENTION_NAME,
@@ -29,7 +30,6 @@ from patchkv_agents.backends.transformers.row_attention import (
     active_rows,
 )
 from patchkv_agents.backends.transformers.verdict import layer_types
-from patchkv_agents.backends.turns import Turns
 from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
@@ -234,8 +234,8 @@ class ModelAdapter:
         scored_layers: layers whose attention an `AttentionCapture` can collect.
         placements: of each layer's keys and values, as found by running one token: layers may lie
             on several devices, or be quantised.
-        turns: taken for each call of the model, so that Python threads can share it: a long
-            prefill lets others in after each chunk of `MAX_ROWS` rows.
+        lock: the model's, held during each call of it, so that Python threads and several engines
+            can share it. A long prefill lets others in after each chunk of `MAX_ROWS` rows.
 
     Raises:
         UnsupportedModelError: the model does not use Transformers' attention functions.
@@ -255,8 +255,9 @@ class ModelAdapter:
         if model.config._attn_implementation != ATTENTION_NAME:
             raise UnsupportedModelError("its attention function cannot be replaced")
         self._cache_argument = _cache_argument(model)
-        self.turns = Turns()
-        _, rows = plain_call(model, np.zeros(1, dtype=np.int64))
+        self.lock = model_lock(model)
+        with self.lock:
+            _, rows = plain_call(model, np.zeros(1, dtype=np.int64))
         self.placements = tuple(LayerPlacement(keys.device, keys.dtype) for keys, _ in rows)
 
     @property
@@ -359,7 +360,7 @@ class ModelAdapter:
         positions = active.rows.positions()
         ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
         position_ids = torch.from_numpy(positions)[None].to(self.device)
-        with self.turns, activated(active):
+        with self.lock, activated(active):
             output = self.model(
                 input_ids=ids,
                 position_ids=position_ids,

@@ -1,12 +1,14 @@
 """Running some of a model's layers: up to one of them, and from one of them on.
 
-For models with a plain list of decoder layers. A model is changed while one of the contexts is
-open, and must not run elsewhere meanwhile; it is as before after it.
+For models with a plain list of decoder layers. The contexts here change the model while they are
+open, and put it back; to be entered with the model's lock held. Calls by other Python threads, such
+as a program's own calls of the model, which know of no lock, go their usual way meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,9 +38,11 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 def inputs_of(layer: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Collect the hidden states `[1, rows, hidden]` that go into a layer, call by call."""
     collected: list[torch.Tensor] = []
+    owner = threading.get_ident()
 
     def collect(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        collected.append(args[0] if args else kwargs["hidden_states"])
+        if threading.get_ident() == owner:
+            collected.append(args[0] if args else kwargs["hidden_states"])
 
     handle = layer.register_forward_pre_hook(collect, with_kwargs=True)
     try:
@@ -56,24 +60,33 @@ def starting_at(layers: torch.nn.ModuleList, start: int, hidden: torch.Tensor) -
         start: index of the first layer that runs.
         hidden: its input, `[1, rows, hidden]`.
     """
+    owner = threading.get_ident()
 
     def replace(
         _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if threading.get_ident() != owner:
+            return args, kwargs
         if args:
             return (hidden, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": hidden}
 
-    def skip(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return hidden_states
+    def skipping(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == owner:
+                return hidden_states
+            return usual(hidden_states, *args, **kwargs)
+
+        return forward
 
     skipped = [vars(layer) for layer in layers[:start]]
+    usual = [layer.forward for layer in layers[:start]]
     # Accelerate puts a `forward` of its own on the instance.
     own = [attributes.get("forward") for attributes in skipped]
     handle = layers[start].register_forward_pre_hook(replace, with_kwargs=True)
     try:
-        for attributes in skipped:
-            attributes["forward"] = skip
+        for attributes, forward in zip(skipped, usual, strict=True):
+            attributes["forward"] = skipping(forward)
         yield
     finally:
         handle.remove()

@@ -1,14 +1,15 @@
-"""Whose turn it is to use the model."""
+"""Fair lock on a model. Whoever calls one model holds the same lock."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from types import TracebackType
+from weakref import WeakKeyDictionary
 
 
-class Turns:
-    """A lock that is given to whoever has waited longest. The holder may take it again.
+class ModelLock:
+    """Reentrant lock that goes to whoever has waited longest.
 
     A plain lock is taken again at once by a thread that has just released it, so that one which
     decodes token after token keeps all others out.
@@ -22,10 +23,10 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many are in line."""
+        """Number of Python threads that wait."""
         return len(self._waiting)
 
-    def __enter__(self) -> Turns:
+    def __enter__(self) -> ModelLock:
         me = threading.get_ident()
         with self._guard:
             if self._holder in (None, me):
@@ -36,7 +37,7 @@ class Turns:
             gate.acquire()
             self._waiting.append((me, gate))
         try:
-            gate.acquire()  # released by whoever hands the turn over
+            gate.acquire()  # released by whoever hands the lock over
         except BaseException:  # Ctrl-C
             with self._guard:
                 if (me, gate) in self._waiting:
@@ -58,9 +59,19 @@ class Turns:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the turn to the next in line, if there is one. The guard is held."""
+        """Give the lock to the next in line, if there is one. The guard is held."""
         self._holder, self._depth = None, 0
         if self._waiting:
             self._holder, gate = self._waiting.popleft()
             self._depth = 1
             gate.release()
+
+
+_locks: WeakKeyDictionary[object, ModelLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+
+
+def model_lock(model: object) -> ModelLock:
+    """The lock of a model, the same for all adapters and engines over it."""
+    with _locks_guard:
+        return _locks.setdefault(model, ModelLock())

@@ -6,10 +6,16 @@ import threading
 import time
 
 import pytest
+import torch
 
+from patchkv_agents.backends.model_lock import ModelLock
 from patchkv_agents.backends.transformers import adapter as adapter_module
-from patchkv_agents.backends.turns import Turns
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.layerwise import decoder_layers, inputs_of, starting_at
+from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy
+
+from .models import full_logits, random_ids, tiny_model
 
 PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
 JOIN_S = 60
@@ -35,19 +41,19 @@ def run_all(*targets) -> None:
         raise errors[0]
 
 
-def test_turns_go_round():
+def test_the_lock_goes_round():
     """In the order in which they came; whoever just had it, and wants it again, is last."""
-    turns, taken = Turns(), []
+    lock, taken = ModelLock(), []
 
     def work(name):
-        with turns:
+        with lock:
             taken.append(name)
 
     workers = [threading.Thread(target=work, args=(name,), daemon=True) for name in range(5)]
-    with turns:
+    with lock:
         for name, worker in enumerate(workers):
             worker.start()
-            while turns.waiting == name:
+            while lock.waiting == name:
                 time.sleep(1e-4)
     work("again")
     for worker in workers:
@@ -56,16 +62,16 @@ def test_turns_go_round():
 
 
 def test_the_holder_may_take_it_again():
-    turns, taken = Turns(), []
+    lock, taken = ModelLock(), []
 
     def other():
-        with turns:
+        with lock:
             taken.append("other")
 
-    with turns:
+    with lock:
         waiting = threading.Thread(target=other, daemon=True)
         waiting.start()
-        with turns:
+        with lock:
             time.sleep(0.02)
         time.sleep(0.02)
         taken.append("holder")
@@ -73,11 +79,44 @@ def test_the_holder_may_take_it_again():
     assert taken == ["holder", "other"]
 
 
-def test_a_turn_ends_with_an_error():
-    turns = Turns()
-    with pytest.raises(ZeroDivisionError), turns:
+def test_the_lock_is_given_back_with_an_error():
+    lock = ModelLock()
+    with pytest.raises(ZeroDivisionError), lock:
         raise ZeroDivisionError
-    run_all(lambda: turns.__enter__().__exit__(None, None, None))
+    run_all(lambda: lock.__enter__().__exit__(None, None, None))
+
+
+def test_the_lock_belongs_to_the_model():
+    """Each engine used to have a lock of its own: over one model, the layers that one of them
+    skipped or watched for a moment were skipped and watched in the other's calls too."""
+    model = tiny_model("llama")
+    first, second = ModelAdapter(model), ModelAdapter(model)
+    ids = random_ids(1, 40)
+    every, logits = RowSet.of_range(0, len(ids)), []
+
+    def call():
+        logits.append(second.forward_rows(ids, every, second.new_cache(64)))
+
+    with first.lock, starting_at(decoder_layers(model), 2, torch.zeros(1, 40, 48)):
+        other = threading.Thread(target=call, daemon=True)
+        other.start()
+        while not second.lock.waiting and other.is_alive():
+            time.sleep(1e-4)
+        assert not logits
+    other.join(JOIN_S)
+    torch.testing.assert_close(logits[0], full_logits(model, ids))
+
+
+def test_a_programs_own_call_of_the_model_is_left_alone():
+    """It knows of no lock, and must not run with another call's layers."""
+    model = tiny_model("llama")
+    ids = random_ids(1, 40)
+    expected, logits = full_logits(model, ids), []
+    layers = decoder_layers(model)
+    with inputs_of(layers[1]) as collected, starting_at(layers, 2, torch.zeros(1, 40, 48)):
+        run_all(lambda: logits.append(full_logits(model, ids)))
+        assert not collected
+    torch.testing.assert_close(logits[0], expected)
 
 
 def conversation(name: int, step: int) -> list[dict[str, str]]:
