@@ -71,27 +71,31 @@ def execute(
     tokens = len(token_ids)
     with adapter.lock:  # several of them at once would be slower than one by one
         restoration = Restoration(old.stored_at(source), cache.shards, rope, arrived)
-    capture = AttentionCapture(
-        layers=sampled_layers(adapter.scored_layers),
-        prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
-        block_map=_map_capture(adapter, plan, old, policy),
-    )
-    capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
-    ready = restoration.ready
-    if policy.blend is not None:
-        logits, plan = blend_rows(
-            adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
+    try:
+        capture = AttentionCapture(
+            layers=sampled_layers(adapter.scored_layers),
+            prior=np.where(plan.aligned >= 0, old.scores[plan.aligned], 0.0) if len(old) else None,
+            block_map=_map_capture(adapter, plan, old, policy),
         )
-    elif policy.stop is not None:
-        logits, plan = measured_rows(
-            adapter, token_ids, plan, policy, policy.stop, cache, capture=capture, ready=ready
-        )
-    else:
-        logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)
-    if policy.selection is Selection.QUESTION:
-        logits, plan = run_question_blocks(
-            adapter, token_ids, plan, policy, cache, logits=logits, capture=capture, ready=ready
-        )
+        capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
+        ready = restoration.ready
+        if policy.blend is not None:
+            logits, plan = blend_rows(
+                adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
+            )
+        elif policy.stop is not None:
+            logits, plan = measured_rows(
+                adapter, token_ids, plan, policy, policy.stop, cache, capture=capture, ready=ready
+            )
+        else:
+            logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)
+        if policy.selection is Selection.QUESTION:
+            logits, plan = run_question_blocks(
+                adapter, token_ids, plan, policy, cache, logits=logits, capture=capture, ready=ready
+            )
+    except BaseException:
+        restoration.stop()
+        raise
     return Executed(logits, plan, capture, restoration)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,17 +31,49 @@ class _Part:
     moves: RowMoves
 
 
+class SideStream:
+    """A CUDA stream beside the model's; what is queued on it begins after what the model has now.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._events: dict[int, torch.cuda.Event] = {}  # by layer
+
+    def queue(self, layer: int, job: Callable[[], None]) -> None:
+        """Queue the work of one layer."""
+        with torch.cuda.stream(self._stream):
+            job()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        self._events[layer] = event
+
+    def wait(self, layer: int) -> None:
+        """Let what the model is given from now on begin after the work of a layer."""
+        if layer in self._events:
+            torch.cuda.current_stream(self._device).wait_event(self._events[layer])
+
+    def synchronize(self) -> None:
+        """Wait until nothing that was queued runs any more."""
+        self._stream.synchronize()
+
+
+def side_stream(device: torch.device) -> SideStream | None:
+    """A stream for writing beside the model; None where a device has none."""
+    return SideStream(device) if device.type == "cuda" else None
+
+
 class _ShardWriter:
     """Writes rows into one shard, on a GPU on a stream of its own. `parts` are what is read."""
 
     def __init__(self, shard: CacheShard, parts: Sequence[_Part]) -> None:
         self.shard = shard
         self._parts = parts
-        self._stream: torch.cuda.Stream | None = None
-        self._events: dict[int, torch.cuda.Event] = {}  # by layer
-        if shard.keys.is_cuda:
-            self._stream = torch.cuda.Stream(shard.device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(shard.device))
+        self._stream = side_stream(shard.device)
 
     @property
     def most_layers(self) -> int:
@@ -53,17 +86,18 @@ class _ShardWriter:
         if self._stream is None:
             self._write(layers)
             return
-        with torch.cuda.stream(self._stream):
-            for layer in layers:
-                self._write(range(layer, layer + 1))
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(self._stream)
-                self._events[layer] = event
+        for layer in layers:
+            self._stream.queue(layer, partial(self._write, range(layer, layer + 1)))
 
     def wait(self, layer: int) -> None:
         """Let what is computed from now on begin after a layer has been written."""
-        if layer in self._events:
-            torch.cuda.current_stream(self.shard.device).wait_event(self._events[layer])
+        if self._stream is not None:
+            self._stream.wait(layer)
+
+    def stop(self) -> None:
+        """Wait until nothing is written any more."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _write(self, layers: range) -> None:
         first = self.shard.first
@@ -103,7 +137,11 @@ class Restoration:
         self._writers = [_ShardWriter(shard, parts[shard.device]) for shard in shards]
         self._written = 0
         if arrived is None:
-            self._write(shards[-1].layers.stop)
+            try:
+                self._write(shards[-1].layers.stop)
+            except BaseException:
+                self.stop()
+                raise
         self._spent_s = time.perf_counter() - started
 
     @property
@@ -139,6 +177,14 @@ class Restoration:
             self._write(stop)
         writer.wait(layer)
         self._spent_s += time.perf_counter() - started
+
+    def stop(self) -> None:
+        """Wait until nothing is written any more, as before the cache is freed after a failure.
+
+        A side stream's writes may still be queued then, and the memory would be another tensor's.
+        """
+        for writer in self._writers:
+            writer.stop()
 
     def _write(self, stop: int) -> None:
         """Write the layers before `stop` that are not written yet."""
