@@ -85,8 +85,8 @@ def starting_at(layers: torch.nn.ModuleList, start: int, hidden: torch.Tensor) -
     own = [attributes.get("forward") for attributes in skipped]
     handle = layers[start].register_forward_pre_hook(replace, with_kwargs=True)
     try:
-        for attributes, forward in zip(skipped, usual, strict=True):
-            attributes["forward"] = skipping(forward)
+        for attributes, usual_forward in zip(skipped, usual, strict=True):
+            attributes["forward"] = skipping(usual_forward)
         yield
     finally:
         handle.remove()
