@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from patchkv_agents.cli.console import NARROW, new_console
+from patchkv_agents.console import NARROW, new_console
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:

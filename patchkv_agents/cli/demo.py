@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.console import new_console
+from patchkv_agents.console import new_console
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.episode import DEFAULT_TOKENS, build_episode
 

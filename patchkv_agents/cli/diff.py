@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.console import naming, new_console
 from patchkv_agents.cli.tokens import ModelOption, ModelTokens, load_tokens
+from patchkv_agents.console import naming, new_console
 
 if TYPE_CHECKING:
     from patchkv_agents.alignment import Alignment

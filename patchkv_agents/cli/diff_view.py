@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.cli.console import NARROW, plural
 from patchkv_agents.cli.edit_view import edit_lines, ranges
 from patchkv_agents.cli.tokens import ModelTokens
+from patchkv_agents.console import NARROW, plural
 from patchkv_agents.context import Edit, Message, RenderedContext
 from patchkv_agents.context.changes.matching import Matching
 from patchkv_agents.context.excerpts import one_line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from patchkv_agents.cli.console import new_console, plural
+from patchkv_agents.console import new_console, plural
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:

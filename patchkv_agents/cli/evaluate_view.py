@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.cli.console import plural, print_table
+from patchkv_agents.console import plural, print_table
 from patchkv_agents.context.excerpts import escaped
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkv_agents.cli.console import naming, new_console
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
 from patchkv_agents.cli.tokens import ModelOption, load_tokens
+from patchkv_agents.console import naming, new_console
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:

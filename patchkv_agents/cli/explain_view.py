@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.cli.console import plural
 from patchkv_agents.cli.edit_view import edit_document, edit_lines, ranges
 from patchkv_agents.cli.tokens import ModelTokens
+from patchkv_agents.console import plural
 from patchkv_agents.context import ContextVersion, Edit
 from patchkv_agents.context.excerpts import escaped, one_line
 from patchkv_agents.context.explaining.causes import Cause

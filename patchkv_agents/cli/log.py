@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from patchkv_agents.cli.console import new_console, plural
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
+from patchkv_agents.console import new_console, plural
 
 
 def log(

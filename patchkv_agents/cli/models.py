@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.console import NARROW, new_console
+from patchkv_agents.console import NARROW, new_console
 
 if TYPE_CHECKING:
     from rich.console import Console

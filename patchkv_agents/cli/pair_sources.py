@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:

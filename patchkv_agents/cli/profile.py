@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from patchkv_agents.cli.console import new_console, plural
 from patchkv_agents.cli.model_options import Device, Dtype, load_options
 from patchkv_agents.cli.pair_sources import (
     DEFAULT_EDITS,
@@ -30,6 +29,7 @@ from patchkv_agents.cli.pair_sources import (
     show_skipped,
 )
 from patchkv_agents.cli.profile_view import show, show_profile
+from patchkv_agents.console import new_console, plural
 from patchkv_agents.context.excerpts import escaped
 from patchkv_agents.errors import InputError
 

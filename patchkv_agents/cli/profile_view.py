@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.console import new_console, plural, print_table
+from patchkv_agents.console import new_console, plural, print_table
 from patchkv_agents.context.excerpts import escaped
 
 if TYPE_CHECKING:

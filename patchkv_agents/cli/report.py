@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from patchkv_agents.cli.console import new_console, plural
+from patchkv_agents.console import new_console, plural
 
 
 def report(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkv_agents.cli.console import new_console
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
+from patchkv_agents.console import new_console
 
 if TYPE_CHECKING:
     from rich.console import Console

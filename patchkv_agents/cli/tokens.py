@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchkv_agents.cli.console import new_console
+from patchkv_agents.console import new_console
 
 if TYPE_CHECKING:
     from patchkv_agents.context import ContextVersion, RenderedContext

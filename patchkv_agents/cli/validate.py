@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.console import new_console
 from patchkv_agents.cli.model_options import Device, Dtype, load_options
 from patchkv_agents.cli.pair_sources import (
     DEFAULT_EDITS,
@@ -31,6 +30,7 @@ from patchkv_agents.cli.pair_sources import (
     show_skipped,
 )
 from patchkv_agents.cli.profile_view import show_validation
+from patchkv_agents.console import new_console
 from patchkv_agents.context.excerpts import escaped
 from patchkv_agents.errors import InputError
 

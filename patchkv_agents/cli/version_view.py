@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from patchkv_agents.cli.console import plural
 from patchkv_agents.cli.edit_view import edit_document, edit_lines
 from patchkv_agents.cli.threads import ThreadReader
+from patchkv_agents.console import plural
 from patchkv_agents.context import ContextVersion
 from patchkv_agents.context.excerpts import one_line
 

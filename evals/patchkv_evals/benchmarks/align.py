@@ -18,7 +18,7 @@ import numpy as np
 
 from patchkv_agents.alignment import Alignment, align
 from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.plan import RecoveryPlan, plan_recovery

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_agents.estimates import quantiles
 from patchkv_evals.benchmarks.selection_summary import points_text, ratio_text, summed_up
 from patchkv_evals.report import numbers

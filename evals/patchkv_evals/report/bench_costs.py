@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, table
 from patchkv_evals.report.charts import Chart, Line, chart_picture

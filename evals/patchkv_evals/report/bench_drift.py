@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_agents.estimates import quantiles
 from patchkv_evals.report.blocks import Block, Table, table
 from patchkv_evals.report.charts import Chart, Dot, Line, chart_picture

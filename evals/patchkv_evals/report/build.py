@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkv_agents import __version__
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_agents.provenance import created
 from patchkv_evals.errors import ReportError
 from patchkv_evals.report.bench_sections import bench_order, bench_section

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_evals.report.blocks import Block, Section, Text
 from patchkv_evals.report.eval_figures import ablation_picture, panel, quality_picture
 from patchkv_evals.report.eval_tables import METRICS_NOTE, differences, few_rows, run_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from patchkv_agents.cli.console import plural
+from patchkv_agents.console import plural
 from patchkv_evals.report import numbers
 from patchkv_evals.report.blocks import Block, Note, Table, Text, few, table
 from patchkv_evals.report.methods import CACHEBLEND, PATCHKV, PREFIX_CACHE, in_order

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from patchkv_kernels.device_figures import Figure
+from patchkv_evals.device_check.figures import Figure
 
 if TYPE_CHECKING:
     from patchkv_agents.engine.sequence import KVSequence

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from patchkv_kernels import device_check
-from patchkv_kernels.device_figures import Figure, table
+from patchkv_evals.device_check.check import main, report
+from patchkv_evals.device_check.figures import Figure, table
 
 OPTIONAL = (
     "accelerate",
@@ -30,7 +30,7 @@ import runpy, sys
 for name in {OPTIONAL}:
     sys.modules[name] = None  # importing it fails
 sys.argv[1:] = ["--cpu", "--tokens", "160", "--rounds", "1", "--json", sys.argv[1]]
-runpy.run_module("patchkv_kernels.device_check", run_name="__main__")
+runpy.run_module("patchkv_evals.device_check", run_name="__main__")
 """
 
 
@@ -66,22 +66,16 @@ def test_everything_runs_in_small_without_optional_packages(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys):
-    assert device_check.main([]) == 2
+    assert main([]) == 2
     assert "--cpu" in capsys.readouterr().err
 
 
-def test_a_failed_check_fails_the_whole(monkeypatch, capsys, tmp_path):
-    report = tmp_path / "report.json"
-    monkeypatch.setattr(
-        device_check,
-        "figures_of",
-        lambda device, **sizes: iter(
-            [Figure("a", "right", 0.0, "of bytes", True), Figure("b", "wrong", 0.5, "", False)]
-        ),
-    )
-    assert device_check.main(["--cpu", "--json", str(report)]) == 1
+def test_a_failed_check_fails_the_whole(capsys, tmp_path):
+    file = tmp_path / "report.json"
+    figures = [Figure("a", "right", 0.0, "of bytes", True), Figure("b", "wrong", 0.5, "", False)]
+    assert report(figures, device="a device", file=file) == 1
     assert "1 of 2 checks failed" in capsys.readouterr().out
-    assert json.loads(report.read_text())["passed"] is False
+    assert json.loads(file.read_text())["passed"] is False
 
 
 def test_table_shows_units_verdicts_and_notes():
