@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from patchkv_agents.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from patchkv_langchain.batching import EditBatching, FreedTokens
     from patchkv_langchain.chat import ChatPatchKV
     from patchkv_langchain.middleware import PatchKVMiddleware
     from patchkv_langchain.records import declared_edits, tracked
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatPatchKV",
-    "EditBatching",
-    "FreedTokens",
     "PatchKVMiddleware",
     "ScriptedChatPatchKV",
     "declared_edits",
@@ -31,8 +28,6 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "ChatPatchKV": "patchkv_langchain.chat",
-        "EditBatching": "patchkv_langchain.batching",
-        "FreedTokens": "patchkv_langchain.batching",
         "PatchKVMiddleware": "patchkv_langchain.middleware",
         "ScriptedChatPatchKV": "patchkv_langchain.testing",
         "declared_edits": "patchkv_langchain.records",

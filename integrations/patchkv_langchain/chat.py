@@ -37,15 +37,16 @@ from patchkv_langchain.chat_engines import (
     profile_key,
     shared_engine,
 )
-from patchkv_langchain.chat_lineage import Step, steps_of
 from patchkv_langchain.chat_requests import (
     beginning,
     shown_messages,
     structured,
     tool_choice_of,
 )
-from patchkv_langchain.chat_threads import Conversation, chat_threads
+from patchkv_langchain.chat_threads import chat_threads
 from patchkv_langchain.chat_tokens import prompt_tokens, text_tokens
+from patchkv_langchain.conversations import Conversation
+from patchkv_langchain.graph_steps import GraphStep
 from patchkv_langchain.notes import served_by
 from patchkv_langchain.records import declared_edits
 
@@ -338,7 +339,6 @@ class ChatPatchKV(BaseChatModel):
             () if choice == "none" else tools, template_args=template_args, salt=_salt(shown)
         )
         conversation = Conversation.of(
-            shown,
             thread=options.get("thread") or self.thread,
             config=config,
             tools=tools,
@@ -347,10 +347,15 @@ class ChatPatchKV(BaseChatModel):
         begin = beginning(style, tools, choice, options.get("response_format"))
         sampling = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
         sampling |= {name: options[name] for name in _MORE_SAMPLING & options.keys()}
-        with chat_threads(engine).turn(conversation) as thread:
+        step = GraphStep.of(config)
+        with chat_threads(engine).turn(
+            conversation, shown, step, tools=tools, template_args=template_args
+        ) as turn:
+            thread = turn.thread
             served_by(thread)
-            step = Step.of(config)
-            parent = None if step is None else steps_of(thread).parent(thread, step, shown)
+            parent = None
+            if step is not None:
+                parent = turn.versions.parent(thread.history, step, shown)
             before = thread.base(shown) if parent is None else parent
             old = before.messages if isinstance(before, ContextVersion) else ()
             chunks = self._replies(
@@ -370,15 +375,17 @@ class ChatPatchKV(BaseChatModel):
             )
             reply: Reply | None = None
             with closing(chunks):
-                for chunk in chunks:
-                    if step is not None and thread.history.head is not None:
-                        steps_of(thread).note(step, thread.history.head.id)
+                for number, chunk in enumerate(chunks):
+                    if number == 0:
+                        turn.placed()
                     yield from parser.feed(chunk.text)
                     reply = chunk.reply
             yield from parser.finish()
             if reply is None:
                 raise RuntimeError("the stream ended without a reply")
-        yield Answered(parser.answer, reply, options.get("model") or self.model)
+            answered = Answered(parser.answer, reply, options.get("model") or self.model)
+            turn.answered(from_langchain([answered.message()], keep="shown")[0])
+        yield answered
 
     def _replies(
         self, thread: Thread, messages: Sequence[Message], **options: Any

@@ -1,137 +1,148 @@
-"""Which of the engine's threads a call of the model belongs to, and whose turn it is."""
+"""The engine's threads that chat models use: which one answers a call, one call at a time."""
 
 from __future__ import annotations
 
-import re
+import secrets
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from patchkv_agents.context.frozen import FrozenJson, to_json
 from patchkv_agents.errors import PatchKVError
+from patchkv_langchain.conversations import (
+    Conversation,
+    Relation,
+    common_beginning,
+    named_relation,
+    relation,
+)
+from patchkv_langchain.graph_steps import GraphStep, StepVersions
 
 if TYPE_CHECKING:
-    from patchkv_agents.context import Message
+    from patchkv_agents.context import FrozenJson, Message
     from patchkv_agents.engine import Engine, Thread
 
 MAX_THREADS = 64
 """Conversations whose state an engine keeps for chat models; the one used longest ago goes."""
+_MAX_ANSWERS = 8  # of a conversation that are remembered
 
-_TASK = re.compile(r":[^|:]*$")  # LangGraph's id of the task, at the end of a namespace
+_Key = tuple[str, str]  # id and namespace of a thread of the engine
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What shares one KV state.
+class _Slot:
+    """What is known of one of the engine's threads. Guarded by the table's lock.
 
     Attributes:
-        thread_id: of the conversation.
-        namespace: the part of it: a subagent, a summariser, another set of tools.
-        is_named: whether somebody named the thread. Otherwise the id says how the conversation
-            begins, and calls at the same time may be of several conversations that begin alike.
+        key: of the engine's thread.
+        conversation: that it belongs to. Several may share a name: tasks side by side, and
+            subagents that are called again.
+        lock: held by the call that uses the thread.
+        owner: the thread of execution that holds the lock.
+        waiting: calls that use the thread or wait for it.
+        step: of the last call.
+        pending: messages of the last call.
+        context: messages that were answered last.
+        answers: the newest ones.
+        versions: by the steps that made them.
     """
 
-    thread_id: str
-    namespace: str
-    is_named: bool
-
-    @classmethod
-    def of(
-        cls,
-        messages: Sequence[Message],
-        *,
-        thread: str | None,
-        config: Mapping[str, Any],
-        tools: Sequence[FrozenJson],
-        template_args: Mapping[str, Any],
-    ) -> Conversation:
-        """The conversation of a call.
-
-        Args:
-            messages: of the call.
-            thread: name given with the model or the call; before what the config says.
-            config: LangChain's configuration of the run.
-            tools, template_args: of the call. Others make another context from the first token on.
-        """
-        configurable = config.get("configurable") or {}
-        metadata = config.get("metadata") or {}
-        # The ids of the graphs around are kept: each run of a subagent is a conversation. The
-        # node's own is not: it differs at each step.
-        node = _TASK.sub("", str(configurable.get("checkpoint_ns") or ""))
-        shown = to_json([[tool.text for tool in tools], dict(template_args)])
-        parts = [node, metadata.get("lc_agent_name"), metadata.get("lc_source"), _digest(shown)]
-        namespace = "/".join(str(part) for part in parts if part)
-        thread = thread or configurable.get("thread_id")
-        if thread is not None:
-            return cls(str(thread), namespace, is_named=True)
-        opening = []
-        for message in messages:
-            opening.append(message.content_hash)
-            if message.role == "user":
-                break
-        return cls(f"conversation-{_digest(to_json(opening))}", namespace, is_named=False)
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-
-
-class _Turn:
-    """Whose turn it is on one thread."""
-
-    def __init__(self) -> None:
+    def __init__(self, key: _Key, conversation: Conversation) -> None:
+        self.key = key
+        self.conversation = conversation
         self.lock = threading.Lock()
-        self.owner: int | None = None  # the thread of execution that has the turn
+        self.owner: int | None = None
         self.waiting = 0
+        self.step: GraphStep | None = None
+        self.pending: Sequence[Message] = ()
+        self.context: Sequence[Message] = ()
+        self.answers: deque[Message] = deque(maxlen=_MAX_ANSWERS)
+        self.versions = StepVersions()
+
+    def relation(self, messages: Sequence[Message]) -> Relation:
+        """What a context is to this conversation."""
+        if self.conversation.is_named:
+            return named_relation(self.context, messages)
+        return relation(self.context, messages, self.answers)
+
+
+class Turn:
+    """A thread of the engine while one call uses it.
+
+    Attributes:
+        thread: of the engine.
+        versions: that were made in it, by the steps of graphs.
+    """
+
+    def __init__(
+        self, thread: Thread, slot: _Slot, messages: Sequence[Message], step: GraphStep | None
+    ) -> None:
+        self.thread = thread
+        self.versions = slot.versions
+        self._slot = slot
+        self._messages, self._step = messages, step
+
+    def placed(self) -> None:
+        """The messages of the call have become a version."""
+        head = self.thread.history.head
+        self._slot.context = self._messages
+        if self._step is not None and head is not None:
+            self.versions.note(self._step, head.id)
+
+    def answered(self, answer: Message) -> None:
+        """The call has its answer."""
+        self._slot.answers.append(answer)
 
 
 class ChatThreads:
-    """The threads of one engine that chat models use. One call at a time has the turn on each."""
+    """The threads of one engine that chat models use. One call at a time has the turn on each.
 
-    def __init__(self, engine: Engine, most: int = MAX_THREADS) -> None:
+    Args:
+        engine: that runs them.
+        limit: threads to keep.
+    """
+
+    def __init__(self, engine: Engine, limit: int = MAX_THREADS) -> None:
         self._engine_ref = ref(engine)  # the tables of engines must not keep these alive
-        self._most = most
-        self._turns: OrderedDict[tuple[str, str], _Turn] = OrderedDict()
+        self._limit = limit
+        self._slots: OrderedDict[_Key, _Slot] = OrderedDict()  # used longest ago first
         self._lock = threading.Lock()
 
     @contextmanager
-    def turn(self, conversation: Conversation) -> Iterator[Thread]:
-        """The thread of a conversation, once other calls are done with it.
+    def turn(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message] = (),
+        step: GraphStep | None = None,
+        *,
+        tools: Sequence[FrozenJson] = (),
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Iterator[Turn]:
+        """The thread for a call, once other calls are done with it.
+
+        A conversation that is new gets a thread of its own, with the exact rows that another one
+        of the same name, or without a name, has of its beginning.
+
+        Args:
+            conversation: of the call.
+            messages, tools, template_args: of the call.
+            step: of the graph around, if there is one.
 
         Raises:
             PatchKVError: this very thread of execution has the turn already, and would wait for
                 itself.
         """
-        for number in count():
-            name = conversation.thread_id + (f"-{number}" if number else "")
-            key = name, conversation.namespace
-            turn = self._join(key)
-            if turn.lock.acquire(blocking=False):
-                break
-            if not conversation.is_named:  # that one may be another's; there is no need to wait
-                self._leave(turn)
-                continue
-            if turn.owner == threading.get_ident():
-                self._leave(turn)
-                raise PatchKVError(
-                    f"thread '{name}' is being streamed by the caller itself: finish or close "
-                    "that stream first, or use another thread id"
-                )
-            turn.lock.acquire()
-            break
+        slot = self._claim(conversation, messages, step)
         try:
-            turn.owner = threading.get_ident()
-            yield self._engine.thread(key[0], namespace=key[1])
+            thread = self._engine.thread(slot.key[0], namespace=slot.key[1])
+            if thread.history.head is None:
+                self._share_prefix(slot, thread, messages, tools, template_args)
+            yield Turn(thread, slot, messages, step)
         finally:
-            turn.owner = None
-            turn.lock.release()
-            self._leave(turn)
+            slot.owner = None
+            slot.lock.release()
+            self._leave(slot)
             self._drop_oldest()
 
     @property
@@ -141,44 +152,163 @@ class ChatThreads:
             raise RuntimeError("the engine is gone")
         return engine
 
-    def _join(self, key: tuple[str, str]) -> _Turn:
-        with self._lock:
-            turn = self._turns.setdefault(key, _Turn())
-            self._turns.move_to_end(key)
-            turn.waiting += 1
-            return turn
+    def _claim(
+        self, conversation: Conversation, messages: Sequence[Message], step: GraphStep | None
+    ) -> _Slot:
+        """The slot for a call, locked."""
+        while True:
+            with self._lock:
+                slots = [s for s in self._slots.values() if s.conversation == conversation]
+                slot = _chosen(slots, conversation, messages, step)
+                is_new = slot is None
+                if slot is None:
+                    key = self._free_key(conversation)
+                    slot = self._slots[key] = _Slot(key, conversation)
+                self._slots.move_to_end(slot.key)
+                slot.waiting += 1
+                is_own = slot.owner == threading.get_ident()
+                is_locked = slot.lock.acquire(blocking=False)
+                if is_locked or not is_own:
+                    slot.step, slot.pending = step, messages
+            if not is_locked:
+                if is_own:
+                    self._leave(slot)
+                    raise PatchKVError(
+                        f"thread '{slot.key[0]}' is being streamed by the caller itself: finish "
+                        "or close that stream first, or use another thread id"
+                    )
+                slot.lock.acquire()
+            slot.owner = threading.get_ident()
+            if not is_new or not self._has_other_history(slot, messages, step):
+                return slot
+            slot.owner = None
+            slot.lock.release()
+            self._leave(slot)
 
-    def _leave(self, turn: _Turn) -> None:
+    def _has_other_history(
+        self, slot: _Slot, messages: Sequence[Message], step: GraphStep | None
+    ) -> bool:
+        """Whether a new slot's thread has been another call's in an earlier process."""
+        if step is None or not step.is_nested:
+            return False
+        head = self._engine.thread(slot.key[0], namespace=slot.key[1]).history.head
+        if head is None:
+            return False
+        slot.context = head.messages
+        return slot.relation(messages) == "other"
+
+    def _free_key(self, conversation: Conversation) -> _Key:
+        if not conversation.is_named:
+            return f"conversation-{secrets.token_hex(6)}", conversation.namespace
+        number, key = 0, (conversation.thread_id, conversation.namespace)
+        while key in self._slots:
+            number += 1
+            key = f"{conversation.thread_id}-{number}", conversation.namespace
+        return key
+
+    def _share_prefix(
+        self,
+        slot: _Slot,
+        thread: Thread,
+        messages: Sequence[Message],
+        tools: Sequence[FrozenJson],
+        template_args: Mapping[str, Any] | None,
+    ) -> None:
+        """Give a new thread the exact rows of its beginning that another conversation has."""
         with self._lock:
-            turn.waiting -= 1
+            common: dict[_Key, int] = {}
+            for other in self._slots.values():
+                if other.conversation != slot.conversation or other is slot:
+                    continue
+                if other.owner == threading.get_ident():
+                    continue  # it would wait for itself
+                if not slot.conversation.is_named and other.waiting:
+                    continue  # of somebody else, for whom nobody waits
+                if size := common_beginning(other.context or other.pending, messages):
+                    common[other.key] = size
+            if not common:
+                return
+            # The oldest of those that have most, so that those beside wait for one, not in a ring.
+            source = self._slots[max(sorted(common), key=common.__getitem__)]
+            if source.waiting and source.key > slot.key:
+                return
+            source.waiting += 1
+        with source.lock:
+            source.owner = threading.get_ident()
+            try:
+                other_thread = self._engine.thread(source.key[0], namespace=source.key[1])
+                thread.share_prefix(
+                    other_thread, messages, tools=tools, template_args=template_args
+                )
+            except PatchKVError:  # somebody uses one of them without this table
+                pass
+            finally:
+                source.owner = None
+        self._leave(source)
+
+    def _leave(self, slot: _Slot) -> None:
+        with self._lock:
+            slot.waiting -= 1
 
     def _drop_oldest(self) -> None:
-        while (found := self._take_oldest()) is not None:
-            key, turn = found
+        while (slot := self._take_oldest()) is not None:
             try:
                 # Into the engine's store, if it has one.
-                self._engine.thread(key[0], namespace=key[1]).suspend()
-                self._engine.drop(key[0], namespace=key[1])
+                self._engine.thread(slot.key[0], namespace=slot.key[1]).suspend()
+                self._engine.drop(slot.key[0], namespace=slot.key[1])
             except PatchKVError:  # somebody uses the thread without this table: it stays
                 pass
             finally:
-                turn.lock.release()
+                slot.lock.release()
                 with self._lock:
-                    turn.waiting -= 1
-                    if not turn.waiting:
-                        del self._turns[key]
+                    slot.waiting -= 1
+                    if not slot.waiting:
+                        del self._slots[slot.key]
 
-    def _take_oldest(self) -> tuple[tuple[str, str], _Turn] | None:
-        """If there are too many, the one used longest ago that nobody waits for, with its turn."""
+    def _take_oldest(self) -> _Slot | None:
+        """If there are too many, the one used longest ago that nobody waits for, locked."""
         with self._lock:
-            if len(self._turns) <= self._most:
+            if len(self._slots) <= self._limit:
                 return None
-            for key, turn in self._turns.items():
-                if not turn.waiting:
-                    turn.waiting += 1
-                    turn.lock.acquire()
-                    return key, turn
+            for slot in self._slots.values():
+                if not slot.waiting:
+                    slot.waiting += 1
+                    slot.lock.acquire()
+                    return slot
             return None
+
+
+def _chosen(
+    slots: Sequence[_Slot],
+    conversation: Conversation,
+    messages: Sequence[Message],
+    step: GraphStep | None,
+) -> _Slot | None:
+    """The slot of a conversation that a call goes on with; None if it begins a new one."""
+    if step is not None:
+        same = [slot for slot in slots if slot.step and slot.step.is_same_run(step)]
+        if same:
+            return same[-1]
+        slots = [slot for slot in slots if not (slot.step and slot.step.is_beside(step))]
+    if conversation.is_named:
+        if step is None or (not step.is_nested and len(slots) == 1):
+            return slots[-1] if slots else None
+    else:  # a slot in use may be another's; there is no need to wait
+        slots = [slot for slot in slots if not slot.waiting]
+    ranks = {slot.key: _rank(slot, messages) for slot in slots}
+    best = max(slots, key=lambda slot: ranks[slot.key], default=None)
+    return best if best is not None and ranks[best.key] > (-1, 0) else None
+
+
+def _rank(slot: _Slot, messages: Sequence[Message]) -> tuple[int, int]:
+    """How well a context goes on with a conversation: at all, and with how much in common."""
+    if not slot.context:  # nothing was answered yet
+        return (-1 if slot.waiting else 0), 0
+    related = slot.relation(messages)
+    order: tuple[Relation, ...] = ("other", "edited", "continued")
+    if related == "other":
+        return -1, 0
+    return order.index(related), common_beginning(slot.context, messages)
 
 
 _tables: WeakKeyDictionary[Engine, ChatThreads] = WeakKeyDictionary()

@@ -25,7 +25,6 @@ from typing_extensions import NotRequired
 
 from patchkv_agents.context import ContextVersion, ThreadKey, from_langchain
 from patchkv_agents.errors import PatchKVError
-from patchkv_langchain.batching import EditBatching
 from patchkv_langchain.events import adispatch_reply, dispatch_reply
 from patchkv_langchain.instrument import watched
 from patchkv_langchain.notes import ModelCall, Note, Sign, model_call, sign
@@ -70,7 +69,6 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         history: store for the versions of contexts that another chat model answers; in memory if
             left out. See `history_of`.
         suspend: whether to suspend the thread's KV state while tools run.
-        batching: holds back edits that free too little; every edit is made at once if left out.
     """
 
     state_schema = PatchKVState
@@ -80,13 +78,11 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         *,
         history: HistoryStore | None = None,
         suspend: bool = True,
-        batching: EditBatching | None = None,
     ) -> None:
         super().__init__()
         self.tools = []
         self._threads = Threads(history)
         self._suspends = suspend
-        self._batching = batching
 
     def instrument(
         self, middleware: Iterable[AgentMiddleware[Any, Any, Any]]
@@ -112,7 +108,7 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     ) -> Answer:
         """Note the edits for the chat model within; keep the version if it does not."""
         key, is_new = _named(request)
-        request, notes = self._prepared(request, key)
+        notes = self._notes(request, key)
         with model_call(notes) as call:
             answer = handler(request)
             version = self._answered(request, key, call)
@@ -125,7 +121,7 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     ) -> Answer:
         """As `wrap_model_call`."""
         key, is_new = _named(request)
-        request, notes = self._prepared(request, key)
+        notes = self._notes(request, key)
         with model_call(notes) as call:
             answer = await handler(request)
             version = self._answered(request, key, call)
@@ -151,22 +147,16 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         await asyncio.to_thread(self._suspend, request)
         return await handler(request)
 
-    def _prepared(
-        self, request: ModelRequest[Any], key: ThreadKey
-    ) -> tuple[ModelRequest[Any], tuple[Note, ...]]:
-        """The request as the model is to see it, and what is known of its edits."""
+    def _notes(self, request: ModelRequest[Any], key: ThreadKey) -> tuple[Note, ...]:
+        """What is known of the edits of a request."""
         known = self._threads.of(key)
-        state = request.state["messages"]
-        if self._batching is not None:
-            shown = self._batching.batched(state, request.messages, known.applied)
-            request = request.override(messages=shown)
-        notes = changes_between(state, request.messages, where="request")
+        notes = changes_between(request.state["messages"], request.messages, where="request")
         author, known.system_author = known.system_author, None
         if author is not None:
             system = frozenset([_system_sign(request)])
             known.note([Note(frozenset(), system, author, where="request")])
         # The last one counts: what single middlewares did says more than both ends.
-        return request, (*notes, *known.notes)
+        return (*notes, *known.notes)
 
     def _answered(
         self, request: ModelRequest[Any], key: ThreadKey, call: ModelCall

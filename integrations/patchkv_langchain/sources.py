@@ -40,7 +40,6 @@ class Claim:
         reason: in a word.
         where: whether the program's state was changed, or the request alone.
         partial: only a part of the message changed.
-        frees: made to save room and for nothing else, so that it may as well be made later.
     """
 
     author: str | None = None
@@ -48,7 +47,6 @@ class Claim:
     reason: str = ""
     where: EditPlace = "state"
     partial: bool = False
-    frees: bool = False
 
 
 Source = Callable[["BaseMessage", "Message | None"], Claim | None]
@@ -81,7 +79,6 @@ def context_editing(new: BaseMessage, old: Message | None) -> Claim | None:
         str(record.get("strategy") or "clear_tool_inputs"),
         where="request",
         partial=not is_result,
-        frees=True,
     )
 
 
@@ -124,7 +121,6 @@ def evicted(new: BaseMessage, old: Message | None) -> Claim | None:
             "evicted_to_file",
             where="request",
             partial=True,
-            frees=True,
         )
     if new.type != "tool":
         return None
@@ -154,7 +150,6 @@ def truncated_arguments(new: BaseMessage, old: Message | None) -> Claim | None:
         "truncate_args",
         where="request",
         partial=True,
-        frees=True,
     )
 
 

@@ -14,7 +14,6 @@ from patchkv_langchain.notes import MAX_NOTES, Note, ServingThread, Sign
 
 if TYPE_CHECKING:
     from patchkv_agents.context import HistoryStore
-    from patchkv_langchain.batching import Applied
 
 RUN = "patchkv_run"
 """Key of the agent's state that names a run without a thread id."""
@@ -51,7 +50,6 @@ class Remembered:
 
     Attributes:
         notes: the newest ones, the last one last.
-        applied: edits that the model has seen (see `EditBatching`).
         serving: the engine's thread that answered last, as long as it lives.
         history: the versions, where the model does not keep them itself.
         system: for each middleware, the system message that it got and the one it passed on.
@@ -59,7 +57,6 @@ class Remembered:
     """
 
     notes: tuple[Note, ...] = ()
-    applied: Applied = field(default_factory=set)
     serving: ReferenceType[ServingThread] | None = None
     history: ContextHistory | None = None
     system: dict[str, tuple[Sign, Sign]] = field(default_factory=dict)

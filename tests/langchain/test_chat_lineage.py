@@ -109,7 +109,7 @@ class Questions(TypedDict):
 
 @pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["no-saver", "saver"])
 def test_tasks_side_by_side_share_what_is_exact_alone(chat_engine: Engine, saver: Any) -> None:
-    """Tasks that were sent to one node have one thread; each took the one before for its past."""
+    """Tasks that were sent to one node: each took the one before for its past."""
     model = ChatPatchKV(engine=chat_engine, policy="default", max_tokens=4)
 
     def plan(state: Questions) -> dict[str, Any]:
@@ -129,7 +129,8 @@ def test_tasks_side_by_side_share_what_is_exact_alone(chat_engine: Engine, saver
     graph = builder.compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
     answers = graph.invoke({"messages": []}, config)["answers"]
-    assert len(chat_engine._threads) == 1
+    assert len(chat_engine._threads) == len(texts)
+    assert all(len(thread.history.log()) == 1 for thread in chat_engine._threads.values())
     assert [recovery(answer)["restored"] for answer in answers] == [0, 0, 0]
     shared = [recovery(answer)["prefix"] for answer in answers]
     assert sorted(shared)[0] == 0 < sorted(shared)[1]  # the common beginning is exact

@@ -17,14 +17,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
-from patchkv_agents.context import Message, parse_messages, parse_tools
 from patchkv_agents.errors import PatchKVError
 from patchkv_langchain import ChatPatchKV
-from patchkv_langchain.chat_threads import ChatThreads, Conversation, chat_threads
+from patchkv_langchain.chat_threads import ChatThreads, chat_threads
+from patchkv_langchain.conversations import Conversation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from patchkv_agents.engine import Engine
 
 SYSTEM = SystemMessage("You answer questions about a long page. " + "All is as it was. " * 20)
@@ -32,58 +30,6 @@ SYSTEM = SystemMessage("You answer questions about a long page. " + "All is as i
 
 def thread_of(name: str, **configurable: Any) -> Any:
     return {"configurable": {"thread_id": name, **configurable}}
-
-
-def of(
-    messages: Sequence[Message] = (),
-    *,
-    thread: str | None = None,
-    tools: Any = (),
-    template_args: Any = None,
-    metadata: Any = None,
-    **configurable: Any,
-) -> Conversation:
-    return Conversation.of(
-        messages,
-        thread=thread,
-        config={"configurable": configurable, "metadata": metadata or {}},
-        tools=parse_tools(tools),
-        template_args=template_args or {},
-    )
-
-
-def test_what_makes_another_conversation() -> None:
-    main = of(thread_id="t", checkpoint_ns="model:1")
-    assert main == of(thread_id="t", checkpoint_ns="model:2")  # the next step of the same node
-    others = [
-        of(thread_id="u", checkpoint_ns="model:1"),
-        of(thread_id="t", checkpoint_ns="summarise:1"),
-        of(thread_id="t", checkpoint_ns="tools:1|model:1"),  # two runs of a subagent
-        of(thread_id="t", checkpoint_ns="tools:2|model:1"),
-        of(thread_id="t", checkpoint_ns="model:1", metadata={"lc_agent_name": "helper"}),
-        of(thread_id="t", checkpoint_ns="model:1", metadata={"lc_source": "summarization"}),
-        of(thread_id="t", checkpoint_ns="model:1", tools=[{"name": "search"}]),
-        of(thread_id="t", checkpoint_ns="model:1", template_args={"enable_thinking": False}),
-    ]
-    assert len({main, *others}) == 1 + len(others)
-    assert of(thread="t", thread_id="u").thread_id == "t"
-    assert of(thread_id="t", checkpoint_ns="tools:1|model:1") == of(
-        thread_id="t", checkpoint_ns="tools:1|model:7"
-    )
-
-
-def test_without_an_id_the_beginning_tells() -> None:
-    def messages(*texts: str) -> tuple[Message, ...]:
-        roles = ["system", "user", "assistant", "user"]
-        return parse_messages(
-            [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
-        )
-
-    first = of(messages("s", "question"))
-    assert first == of(messages("s", "question", "answer", "more"))
-    assert first != of(messages("s", "another question"))
-    assert first != of(messages("another s", "question"))
-    assert not first.is_named and of(thread_id="t").is_named
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "batch", "sequence"])
@@ -222,8 +168,7 @@ def test_calls_that_begin_alike_without_an_id_do_not_wait(chat_engine: Engine) -
     answer = model.invoke("Hi")  # another conversation, as far as anyone can know
     rest = list(stream)
     assert answer.content and rest
-    names = sorted(name for name, _ in chat_engine._threads)
-    assert len(names) == 2 and names[1] == f"{names[0]}-1"
+    assert len(chat_engine._threads) == 2
 
 
 def test_who_would_wait_for_himself_is_told(chat_engine: Engine) -> None:
@@ -265,44 +210,44 @@ def test_a_fork_goes_on_from_where_it_left(chat_engine: Engine, tiny_chat_engine
 
 
 def test_the_conversation_used_longest_ago_is_dropped(chat_engine: Engine) -> None:
-    threads = ChatThreads(chat_engine, most=2)
+    threads = ChatThreads(chat_engine, limit=2)
     names = ["a", "b", "c"]
     for name in names[:2]:
-        with threads.turn(Conversation(name, "", is_named=True)):
+        with threads.turn(Conversation(name, "")):
             pass
-    with threads.turn(Conversation("a", "", is_named=True)):
-        with threads.turn(Conversation("c", "", is_named=True)):
+    with threads.turn(Conversation("a", "")):
+        with threads.turn(Conversation("c", "")):
             pass
         assert sorted(name for name, _ in chat_engine._threads) == ["a", "c"]
     assert chat_threads(chat_engine) is chat_threads(chat_engine)
 
 
 def test_a_conversation_in_use_is_not_dropped(chat_engine: Engine) -> None:
-    threads = ChatThreads(chat_engine, most=1)
+    threads = ChatThreads(chat_engine, limit=1)
     entered, done = threading.Event(), threading.Event()
 
     def hold() -> str:
-        with threads.turn(Conversation("held", "", is_named=True)) as thread:
+        with threads.turn(Conversation("held", "")) as turn:
             entered.set()
             done.wait(10)
-            return "" if chat_engine.thread("held") is thread else "dropped"
+            return "" if chat_engine.thread("held") is turn.thread else "dropped"
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(hold)
         entered.wait(10)
         for name in ("a", "b"):
-            with threads.turn(Conversation(name, "", is_named=True)):
+            with threads.turn(Conversation(name, "")):
                 pass
         done.set()
         assert held.result() == ""
 
 
 def test_a_thread_that_somebody_else_streams_is_left_to_him(chat_engine: Engine) -> None:
-    threads = ChatThreads(chat_engine, most=1)
-    with threads.turn(Conversation("a", "", is_named=True)) as thread:
-        stream = thread.stream([{"role": "user", "content": "Hi"}], max_new_tokens=3)
+    threads = ChatThreads(chat_engine, limit=1)
+    with threads.turn(Conversation("a", "")) as turn:
+        stream = turn.thread.stream([{"role": "user", "content": "Hi"}], max_new_tokens=3)
     next(stream)
-    with threads.turn(Conversation("b", "", is_named=True)):
+    with threads.turn(Conversation("b", "")):
         pass
     assert list(stream)[-1].reply is not None
-    assert chat_engine.thread("a") is thread
+    assert chat_engine.thread("a") is turn.thread
