@@ -26,7 +26,7 @@ ROOTS = {
 # From the bottom to the top. A package may import itself and what stands in a row below its own.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("ranges", "jobs", "lazy", "divergence", "estimates", "console"),
+    ("ranges", "jobs", "lazy", "divergence", "estimates", "console", "files"),
     ("patchkv_kernels",),
     ("alignment",),
     ("context",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchkv_agents.errors import InputError
+from patchkv_agents.files import append_json_lines, drop_torn_line, json_line, read_lines
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
@@ -32,31 +32,29 @@ class JsonLog:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            content = path.read_bytes() if path.exists() else b""
+            lines, torn = read_lines(path)
         except OSError as error:
             raise InputError(
-                f"what was done cannot be kept in {path} ({error.strerror or error}): choose "
-                "another --out"
+                f"the progress of this run cannot be saved in {path} ({error.strerror or error}): "
+                "choose another --out"
             ) from error
-        whole = content[: content.rfind(b"\n") + 1]
         try:
-            found = [json.loads(line) for line in whole.splitlines()]
+            records = [json.loads(line) for line in lines]
         except ValueError as error:
             raise self._damaged() from error
-        if not all(isinstance(line, dict) for line in found):
+        if not all(isinstance(record, dict) for record in records):
             raise self._damaged()
-        first = found[0] if found else {}
-        if found and first != head or not found and not _line(head).startswith(content):
+        first = records[0] if records else {}
+        if records and first != head or not records and not json_line(head).startswith(torn):
             differing = [key for key in head if first.get(key) != head[key]]
             raise InputError(
                 f"{path} is of another run (it differs in {', '.join(differing) or 'its form'}): "
                 "delete it, or choose another --out"
             )
-        if whole != content:
-            os.truncate(path, len(whole))
-        if not found:
+        drop_torn_line(path)
+        if not records:
             self.append([head])
-        self._lines: list[dict[str, Any]] = found[1:]
+        self._records: list[dict[str, Any]] = records[1:]
 
     def read(self, entry: Callable[[dict[str, Any]], Entry]) -> list[Entry]:
         """What `entry` makes of each line that was there at first, without the head.
@@ -65,7 +63,7 @@ class JsonLog:
             InputError: of one it can make nothing.
         """
         try:
-            return [entry(line) for line in self._lines]
+            return [entry(line) for line in self._records]
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged() from error
 
@@ -74,17 +72,10 @@ class JsonLog:
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write lines; they are on disk then."""
-        with self._path.open("ab") as file:
-            file.write(b"".join(map(_line, lines)))
-            file.flush()
-            os.fsync(file.fileno())
+        append_json_lines(self._path, lines)
 
 
 def template_digest(engine: Engine) -> str:
     """Names the chat template, for the head of a log of pairs: they are known by their messages."""
     template = json.dumps(engine.tokenizer.chat_template)
     return hashlib.blake2b(template.encode(), digest_size=16).hexdigest()
-
-
-def _line(line: Mapping[str, Any]) -> bytes:
-    return (json.dumps(line, allow_nan=False) + "\n").encode()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchkv_agents.errors import InputError, ProfileError
+from patchkv_agents.files import write_atomic
 from patchkv_agents.profiling.json_fields import NOT_A_PROFILE, JsonFields, parse_json
 from patchkv_agents.profiling.shipped import profile_file
 from patchkv_agents.recovery.policy import RecoveryPolicy
@@ -253,7 +252,7 @@ class Profile:
                 "dtype, and profile again"
             ) from error
         try:
-            _write_whole(path, text + "\n")
+            write_atomic(path, text + "\n")
         except OSError as error:
             raise ProfileError(
                 f"cannot write the profile {path} ({error.strerror or error}): choose another path"
@@ -280,29 +279,6 @@ class Profile:
             raise ProfileError(f"{file}: {error}") from error
         except UnicodeDecodeError as error:
             raise ProfileError(f"{file} is not JSON: {NOT_A_PROFILE}") from error
-
-
-def _write_whole(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            # A temporary file is its owner's alone; the profile is as others that they write.
-            mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-            os.chmod(file.name, mode)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _policy(document: Any, name: str) -> RecoveryPolicy:

@@ -12,7 +12,6 @@ that was not written to its end is dropped when the run goes on.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from patchkv_agents.files import append_json_lines, drop_torn_line, read_lines, write_atomic
 from patchkv_evals.errors import DataError
 from patchkv_evals.provenance import SCHEMA
 from patchkv_evals.running.summary import summarise
@@ -123,10 +123,10 @@ class ResultsFolder:
         found = _read_config(self._folder)
         self._config = dict(config) if found is None else _continued(self._folder, found, config)
         self._folder.mkdir(parents=True, exist_ok=True)
-        for name in (_RESULTS, _FAILURES):
-            _drop_torn_line(self._folder / name)
         self._done = {_place(record) for record in self.run().records}
-        _replace(self._folder / _CONFIG, self._config)
+        for name in (_RESULTS, _FAILURES):
+            drop_torn_line(self._folder / name)
+        _write(self._folder / _CONFIG, self._config)
 
     def run(self) -> Run:
         """What the folder holds now."""
@@ -139,23 +139,23 @@ class ResultsFolder:
     def add(self, records: Sequence[Record]) -> None:
         """Append results, those that are there already left out; they are on disk then."""
         new = [record for record in records if _place(record) not in self._done]
-        _append(self._folder / _RESULTS, new)
+        append_json_lines(self._folder / _RESULTS, new)
         self._done |= {_place(record) for record in new}
 
     def add_failures(self, failures: Sequence[Record]) -> None:
         """Append failures, those that are there already left out; they are on disk then."""
-        known = _whole_lines(self._folder / _FAILURES)[0]
-        _append(self._folder / _FAILURES, [new for new in failures if new not in known])
+        known = _records(self._folder / _FAILURES)
+        append_json_lines(self._folder / _FAILURES, [new for new in failures if new not in known])
 
     def write_summary(self) -> dict[str, Any]:
         """Write summary.json, and return its content."""
         summary = self.run().summary
-        _replace(self._folder / "summary.json", summary)
+        _write(self._folder / "summary.json", summary)
         return summary
 
 
 def _run(folder: Path, config: Record) -> Run:
-    records, failures = (tuple(_whole_lines(folder / name)[0]) for name in (_RESULTS, _FAILURES))
+    records, failures = (tuple(_records(folder / name)) for name in (_RESULTS, _FAILURES))
     return Run(folder, config, records, _open_failures(records, failures))
 
 
@@ -215,51 +215,24 @@ def _read_config(folder: Path) -> Record | None:
     return config
 
 
-def _whole_lines(path: Path) -> tuple[list[Record], int]:
-    """The records of a file, and the bytes that they take; a last line without its end is not one.
+def _records(path: Path) -> list[Record]:
+    """The records of a file; a last line without its end is not one.
 
     Raises:
         DataError: a line is not JSON.
     """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], 0
+        lines, _ = read_lines(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    whole = content[: content.rfind(b"\n") + 1]
     records = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError as error:
             raise DataError(f"{path}, line {number} is damaged: delete the line.") from error
-    return records, len(whole)
+    return records
 
 
-def _drop_torn_line(path: Path) -> None:
-    _, size = _whole_lines(path)
-    if path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
-
-
-def _append(path: Path, records: Sequence[Record]) -> None:
-    if not records:
-        return
-    lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    with path.open("ab", buffering=0) as file:
-        content = memoryview(lines.encode())
-        while content:
-            content = content[file.write(content) :]
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, document: Record) -> None:
-    """Write a file that is whole at any time."""
-    beside = path.with_suffix(".part")
-    with beside.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+def _write(path: Path, document: Record) -> None:
+    write_atomic(path, json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkv_agents.errors import ModelNotFoundError, PatchKVError
+from patchkv_agents.files import cache_folder, sync
 
 EMBEDDED_NAME = "smollm2"
 CONTEXT_TOKENS = 8192
@@ -31,23 +31,6 @@ CONVERTER_VERSION = 1  # raise it when `convert_gguf` writes something else
 _BYTES_NEEDED = 600_000_000  # weights in float32 and the tokenizer, rounded up
 _LOCK_TIMEOUT_S = 600.0  # a conversion takes about 20 s
 _MANIFEST = "conversion.json"
-
-
-def cache_folder() -> Path:
-    """The user's cache folder: `PATCHKV_CACHE`, else the platform's place for caches."""
-    if chosen := os.environ.get("PATCHKV_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "patchkv"
-    if sys.platform == "win32" and (base := os.environ.get("LOCALAPPDATA")):
-        return Path(base) / "patchkv" / "Cache"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        raise PatchKVError(
-            "there is no home folder for the cache: set PATCHKV_CACHE to a folder with 0.6 GB free"
-        ) from None
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "patchkv"
 
 
 def find_gguf() -> Path:
@@ -170,12 +153,12 @@ def _build(gguf: Path, folder: Path) -> None:
         (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         # After a power cut the final name must not hold files whose data never reached the disk.
         for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+            sync(file)
+        sync(partial)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except BaseException as error:
         _say(" failed")
         shutil.rmtree(partial, ignore_errors=True)
@@ -231,17 +214,6 @@ def _sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or, where the system has that, a folder to the disk."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":  # used by `make` to convert ahead of the first use

@@ -353,18 +353,6 @@ def test_missing_package(
     assert remedy in str(caught.value)
 
 
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("PATCHKV_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert embedded.cache_folder() == Path("/home/me/.cache/patchkv")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert embedded.cache_folder() == Path("/xdg/patchkv")
-    monkeypatch.setenv("PATCHKV_CACHE", "~/mine")
-    assert embedded.cache_folder() == Path("/home/me/mine")
-
-
 def test_manifest_lists_every_file(smollm2_tokenizer) -> None:
     folder = embedded.embedded_folder()
     manifest = json.loads((folder / "conversion.json").read_text("utf-8"))
