@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from patchkv_agents.context.answers.markers import hidden_tokens
@@ -169,13 +170,13 @@ class TextStream:
         self,
         tokenizer: PreTrainedTokenizerBase,
         stop: Sequence[str],
-        keep_special: Sequence[str] = (),
+        keep_special: Collection[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden_tokens(tokenizer, keep_special)
+        self._stream = DecodeStream(skip_special_tokens=False)
         self._stop = tuple(stop)
         self._ids: list[int] = []
-        self._decoded_to = 0
         self._text = ""
         self._emitted = 0
         self.stopped = False
@@ -187,32 +188,32 @@ class TextStream:
 
     def add(self, token_id: int) -> str:
         """Take one token; return the text that is certain now and was not returned before."""
-        self._ids.append(token_id)
-        # A few tokens of context keep the spacing right where decoding depends on the neighbour.
-        context = self._ids[max(0, self._decoded_to - 4) : self._decoded_to]
-        pending = self._ids[self._decoded_to :]
-        whole = self._decode(context + pending)
-        if whole.endswith("\ufffd") and len(pending) < 8:  # a character cut in the middle
+        if token_id in self._hidden:
             return ""
-        self._text += whole[len(self._decode(context)) :]
-        self._decoded_to = len(self._ids)
-        found = [at for at in (self._text.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            self._text, self.stopped = self._text[: min(found)], True
+        self._ids.append(token_id)
+        self._text += self._step(token_id)
+        matches = [at for at in (self._text.find(stop) for stop in self._stop) if at >= 0]
+        if matches:
+            self._text, self.stopped = self._text[: min(matches)], True
             return self._take(len(self._text))
         return self._take(len(self._text) - self._held_back())
 
     def finish(self) -> str:
         """The rest of the text, once there are no more tokens."""
-        if not self.stopped and self._decoded_to < len(self._ids):
-            self._text += self._decode(self._ids[self._decoded_to :])
-            self._decoded_to = len(self._ids)
+        if not self.stopped:
+            self._text += self._decode()[len(self._text) :]
         return self._take(len(self._text))
 
-    def _decode(self, ids: list[int]) -> str:
-        shown = [token for token in ids if token not in self._hidden]
+    def _step(self, token_id: int) -> str:
+        """The text that the last of the tokens adds; none inside of a character."""
+        if self._tokenizer.is_fast:
+            return self._stream.step(self._tokenizer.backend_tokenizer, token_id) or ""
+        whole = self._decode()
+        return "" if whole.endswith("\ufffd") else whole[len(self._text) :]
+
+    def _decode(self) -> str:
         text = self._tokenizer.decode(
-            shown, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return str(text)
 
