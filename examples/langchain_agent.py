@@ -77,7 +77,7 @@ def main() -> int:
             continue  # not an answer of the model
         version = patchkv.history_of("visit-1").head
         edits = [edit for edit in version.edits if edit.kind != "append"]
-        computed = sum(recovery[label] for label in ("new", "window", "attention", "tail"))
+        computed = recovery["tokens"] - recovery["prefix"] - recovery["restored"]
         print(
             f"{recovery['tokens']:>5} tokens: {recovery['prefix']} kept, {computed} computed, "
             f"{recovery['restored']} restored; first token after {recovery['resume_ttft_ms']:.0f} "

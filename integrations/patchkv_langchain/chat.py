@@ -153,6 +153,13 @@ class ChatPatchKV(BaseChatModel):
             raise ValueError("the engine has its own profile: give recovery_profile to the Engine")
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy with the same engine, stores and other objects among the settings."""
+        memo = {} if memo is None else memo
+        shared = [self.engine, self.policy, self.recovery_profile, *self.model_kwargs.values()]
+        memo.update((id(value), value) for value in shared if value is not None)
+        return super().__deepcopy__(memo)
+
     @property
     @override
     def _llm_type(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -15,10 +15,29 @@ if TYPE_CHECKING:
     from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
 
-_Key = tuple[Any, ...]
-_engines: WeakValueDictionary[_Key, Engine] = WeakValueDictionary()
-_loading: dict[_Key, threading.Lock] = {}
+_engines: WeakValueDictionary[Hashable, Engine] = WeakValueDictionary()
+_loading: WeakValueDictionary[Hashable, _Loading] = WeakValueDictionary()
 _lock = threading.Lock()
+
+
+class _Loading:
+    """Held by whoever loads an engine, so that others with the same settings wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class _Identity:
+    """An object that equals itself alone. Keeps it, so that no other gets its address."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 class EnginesByName(dict[str, "Engine"]):
@@ -43,12 +62,10 @@ def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
     Raises:
         ModelNotFoundError, ProfileError, UnsupportedModelError: see `Engine.from_pretrained`.
     """
-    simple = str, int, float, bool, type(None)
-    # Objects, such as stores, are the same only if they are one.
-    key = model, *((k, v if isinstance(v, simple) else id(v)) for k, v in sorted(options.items()))
+    key = model, *((name, _settings_key(value)) for name, value in sorted(options.items()))
     with _lock:
-        turn = _loading.setdefault(key, threading.Lock())
-    with turn:
+        loading = _loading.setdefault(key, _Loading())
+    with loading.lock:
         engine = _engines.get(key)
         if engine is None:
             from patchkv_agents.engine import Engine
@@ -56,6 +73,24 @@ def shared_engine(model: str, options: Mapping[str, Any]) -> Engine:
             engine = Engine.from_pretrained(model, **options)
             _engines[key] = engine
         return engine
+
+
+def _settings_key(value: Any) -> Hashable:
+    """What is equal for equal settings. Objects that are no values, such as stores, are their own.
+
+    The key holds such objects, so it is of use as long as they could be meant.
+    """
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "mapping", tuple((key, _settings_key(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return "list", tuple(map(_settings_key, value))
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return type(value), value  # True equals 1
 
 
 def policy_of(
