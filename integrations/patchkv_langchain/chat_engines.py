@@ -81,7 +81,7 @@ def _settings_key(value: Any) -> Hashable:
     The key holds such objects, so it is of use as long as they could be meant.
     """
     if isinstance(value, PurePath):
-        return str(value)
+        return str, str(value)
     if isinstance(value, Mapping):
         return "mapping", tuple((key, _settings_key(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -169,6 +169,51 @@ def test_results_are_paired_by_call_id_not_by_place() -> None:
     ]
 
 
+def looked_up(number: int, result: str) -> list[dict]:
+    arguments = {"name": "status", "arguments": f'{{"build": {number}}}'}
+    call = {"id": f"c{number}", "type": "function", "function": arguments}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"c{number}", "content": result},
+    ]
+
+
+@pytest.mark.parametrize("results", [("running, 14 passed", "running, 15 passed"), ("a", "b c d")])
+def test_calls_of_other_ids_are_other_calls(results: tuple[str, str]) -> None:
+    """A trim that kept the newest pair alone counted as two edits of the pair before."""
+    asked = {"role": "user", "content": "How is the build?"}
+    before = [asked, *looked_up(1, results[0])]
+    assert edits_of(before, [asked, *looked_up(2, results[1])]) == [
+        ("append", (), (1,), False),
+        ("delete", (1,), (), False),
+        ("append", (), (2,), False),
+        ("delete", (2,), (), False),
+    ]
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_calls_behind_a_summary_are_no_part_of_it(acknowledged: bool) -> None:
+    asked = {"role": "user", "content": "How is the build?"}
+    before = [asked, *looked_up(1, "running, 14 passed"), *looked_up(2, "running, 15 passed")]
+    summary = [{"role": "user", "content": "So far: two looks, and all is well."}]
+    if acknowledged:
+        summary.append({"role": "assistant", "content": "I see."})
+    after = [asked, *summary, *looked_up(3, "running, 16 passed")]
+    size = len(summary)
+    assert edits_of(before, after) == [
+        ("summarize", (1, 2, 3, 4), (1,), False),
+        *[("append", (), (j,), False) for j in range(2, 3 + size)],
+    ]
+
+
+def test_a_call_that_got_an_id_is_still_the_same() -> None:
+    """Only two different ids are a veto."""
+    before, after = looked_up(1, "running, 14 passed"), looked_up(1, "running, 15 passed")
+    before[1]["tool_call_id"] = None
+    del before[0]["tool_calls"][0]["id"]
+    assert edits_of(before, after) == [("replace_tool_result", (1,), (1,), True)]
+
+
 def test_message_ids_do_not_pair_messages() -> None:
     """Programs that number messages give a summary the id of the first message it replaces."""
     old = [{"role": "user", "content": LONG + str(i), "id": f"m{i}"} for i in range(4)]

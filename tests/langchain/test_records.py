@@ -109,17 +109,22 @@ def test_messages_added_behind_a_summary_are_no_part_of_it() -> None:
 
 
 def test_summary_before_new_messages_that_resemble_those_it_replaced() -> None:
-    """Comparison takes what is new for what was there; by their ids they are others."""
+    """They were taken for what was there; by the ids of their calls they are others."""
     summary = HumanMessage("In short: ...", additional_kwargs={"lc_source": "summarization"})
     call = {"id": "c3", "name": "room", "args": {"number": 5}}
     more = [
         AIMessage("", tool_calls=[call], id="m8"),
         ToolMessage("Clocks of the 19th century.", tool_call_id="c3", name="room", id="m9"),
     ]
-    (edit,) = committed([CONVERSATION[0], summary, *more], CONVERSATION[:6])
-    assert (edit.kind.value, edit.author) == ("summarize", "SummarizationMiddleware")
-    assert edit.old_indices == (1, 2, 3, 4, 5) and 1 in edit.new_indices
-    assert not edit.corrected
+    edits = committed([CONVERSATION[0], summary, *more], CONVERSATION[:6])
+    assert [
+        (edit.kind.value, edit.author, edit.old_indices, edit.new_indices) for edit in edits
+    ] == [
+        ("summarize", "SummarizationMiddleware", (1, 2, 3, 4, 5), (1,)),
+        ("append", None, (), (2,)),
+        ("append", None, (), (3,)),
+    ]
+    assert not any(edit.corrected for edit in edits)
 
 
 def test_two_summaries_in_a_row_are_told_once() -> None:

@@ -2,7 +2,8 @@
 
 Messages are matched by content hash first, in order, then out of order (moves). What lies between
 two matches is a block of old messages replaced by new ones: inside it, tool_call_ids say which
-message became which; without them, the order, the roles and the words do. Message ids only say
+message became which; without them, the order, the roles and the words do. Calls and results of
+different ids are never one message that was edited, however alike they are. Message ids only say
 which of several equal messages is meant: templates do not show them, and programs that number
 their messages give the same id to another message.
 """
@@ -144,6 +145,17 @@ def _call_key(message: Message) -> Hashable:
     return ids and (message.role, ids)
 
 
+def _call_ids(message: Message) -> set[str]:
+    own = {message.tool_call_id} if message.role in ("tool", "function") else set()
+    return {name for name in own | {call.id for call in message.tool_calls} if name}
+
+
+def _are_other_calls(old: Message, new: Message) -> bool:
+    """Whether ids say that two messages are calls, or results, of different calls."""
+    ids, others = _call_ids(old), _call_ids(new)
+    return bool(ids and others) and ids.isdisjoint(others)
+
+
 class _Block:
     """Old messages between two kept ones, and the new ones in their place."""
 
@@ -206,7 +218,7 @@ class _Block:
 
     def _gain(self, i: int, j: int) -> float:
         """Similarity of an old and a new message; 0 if they are two."""
-        if self._roles("old", [i]) != self._roles("new", [j]):
+        if self._roles("old", [i]) != self._roles("new", [j]) or self._are_other_calls(i, j):
             return 0.0
         value = self._profile("old", i).similarity(self._profile("new", j))
         return value if value >= _SAME_MESSAGE else 0.0
@@ -222,14 +234,28 @@ class _Block:
         messages = self._old if side == "old" else self._new
         return [plain_role(messages[index]) for index in indices]
 
+    def _are_other_calls(self, i: int, j: int) -> bool:
+        return _are_other_calls(self._old[i], self._new[j])
+
     def _match_rest(self, olds: Sequence[int], news: Sequence[int]) -> None:
         """Messages that resemble none of the other side."""
         matching = self._matching
         if self._roles("old", olds) == self._roles("new", news):
-            matching.edited += zip(olds, news, strict=True)
-        elif 0 < len(news) < len(olds) and _can_be_summary([self._new[j] for j in news]):
+            for i, j in zip(olds, news, strict=True):
+                if self._are_other_calls(i, j):
+                    matching.removed.append(i)
+                    matching.added.append(j)
+                else:
+                    matching.edited.append((i, j))
+            return
+        # Calls made since, and their results, stand behind a summary and are no part of it.
+        known = set().union(*(_call_ids(self._old[i]) for i in olds))
+        since = [j for j in news if _call_ids(self._new[j]) and known]
+        since = [j for j in since if _call_ids(self._new[j]).isdisjoint(known)]
+        plain = [j for j in news if j not in since]
+        if 0 < len(plain) < len(olds) and _can_be_summary([self._new[j] for j in plain]):
             # The other one, if any, acknowledges it.
-            summary = max(news, key=lambda j: len(self._new[j].text))
+            summary = max(plain, key=lambda j: len(self._new[j].text))
             matching.summarized.append((tuple(olds), summary))
             matching.added += [j for j in news if j != summary]
         else:
