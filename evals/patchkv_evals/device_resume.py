@@ -1,22 +1,32 @@
-"""Device check, a whole resume: a model with random weights, PatchKV against prefix cache."""
+"""Measures a whole resume on the GPU of this machine: PatchKV against prefix cache.
+
+    python -m patchkv_evals.device_resume [--json FILE] [--tokens N]
+    python -m patchkv_evals.device_resume --cpu      (a tiny model, without a GPU)
+
+The model has Qwen3-8B's shape and random weights. Needs torch, triton, transformers and numpy.
+Exit status: 0 all is right, 1 something is not, 2 there is no GPU.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from patchkv_evals.device_check.figures import Figure
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.support import rope_of
+from patchkv_agents.baselines import PREFIX_CACHE
+from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_kernels.device_figures import Figure, run_check
 
-if TYPE_CHECKING:
-    from patchkv_agents.engine.sequence import KVSequence
-    from patchkv_agents.recovery import RecoveryPolicy
-
+ROUNDS = 3
 MAX_ERROR = 0.05
 """Relative error allowed between the logits of prefix cache and of a full prefill, in 16 bits."""
 REPLACED = (64, 70)
@@ -62,16 +72,9 @@ def random_model(shape: ModelShape, device: torch.device) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=shape.dtype).eval()
 
 
-def measure_resume(
-    device: torch.device, shape: ModelShape, *, tokens: int, rounds: int
-) -> Iterator[Figure]:
+def measure_resume(device: torch.device, tokens: int) -> Iterator[Figure]:
     """Time to the first token after an edit, all methods interleaved from equal stored state."""
-    from patchkv_agents.backends.transformers.adapter import ModelAdapter
-    from patchkv_agents.backends.transformers.support import rope_of
-    from patchkv_agents.baselines import PREFIX_CACHE
-    from patchkv_agents.engine.sequence import KVSequence
-    from patchkv_agents.recovery import RecoveryPolicy
-
+    shape = QWEN3_8B if device.type == "cuda" else TINY
     model = random_model(shape, device)
     adapter, rope = ModelAdapter(model), rope_of(model)
     random = np.random.default_rng(0)
@@ -97,7 +100,7 @@ def measure_resume(
     full = KVSequence(adapter, rope).resume(new, PREFIX_CACHE).logits.float()
     times: dict[str, list[float]] = {name: [] for name in policies}
     notes: dict[str, str] = {}
-    for round_ in range(rounds + 1):  # the first compiles kernels and does not count
+    for round_ in range(ROUNDS + 1):  # the first compiles kernels and does not count
         for name, policy in policies.items():
             ms, logits, note = _resume(stored[name].fork(), new, policy)
             if round_:
@@ -127,3 +130,12 @@ def _resume(
     ms = (time.perf_counter() - started) * 1e3 - resumed.planning_ms
     rows = f"{len(resumed.plan.rows)} rows computed, planning {resumed.planning_ms:.1f} ms"
     return ms, resumed.logits, rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of the measurement; returns the exit status."""
+    return run_check(arguments, "Measure a whole resume on this machine's GPU.", measure_resume)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchkv_evals.device_check.figures import Figure, median_ms
 from patchkv_kernels.attention_mass import (
     add_block_mass,
     add_block_mass_torch,
     add_received_mass,
     add_received_mass_torch,
 )
+from patchkv_kernels.device_figures import Figure, median_ms
 from patchkv_kernels.gather import gather_rows_torch, quantize_gather
 from patchkv_kernels.payload import Payload, PayloadFormat
 from patchkv_kernels.rotary import Rope, RopeLayout
