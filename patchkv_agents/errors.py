@@ -19,6 +19,10 @@ class ContextError(InputError):
     """A message, a message list or a tool list is malformed."""
 
 
+class TemplateError(InputError):
+    """The model's chat template refuses the messages."""
+
+
 class ContextTooLongError(InputError):
     """The rendered context does not fit the model's limit."""
 

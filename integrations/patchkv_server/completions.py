@@ -13,10 +13,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from patchkv_agents.context.rendering.forms import forms_of
 from patchkv_agents.errors import PatchKVError
 from patchkv_server.answers import Answered, Completion, Piece
 from patchkv_server.auth import ApiKeys
-from patchkv_server.errors import ApiError, api_error
+from patchkv_server.errors import ApiError, api_error, invalid
 from patchkv_server.requests import ChatRequest, read_json, read_request, user_of
 from patchkv_server.service import Event, Ready, Service, Ticket, log_failure
 
@@ -88,16 +89,26 @@ class Completions:
 
     def _parse(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         fields = read_json(body)
+        tokenizer = self._service.engine.tokenizer
         try:
-            return read_request(
+            asked = read_request(
                 fields,
                 tenant=self._keys.tenant(headers, user_of(fields)),
                 thread=headers.get(THREAD_HEADER),
                 models=self._models,
                 max_tokens=self._service.settings.max_tokens,
             )
+            forms = forms_of(tokenizer)
         except PatchKVError as error:
             raise api_error(error) from None
+        if asked.tools and asked.tool_choice != "none" and not (forms.tools or forms.calls):
+            raise invalid(
+                f"the chat template of {self._models[0]!r} shows no tools, so the model would "
+                "never see them: leave tools out, or serve a model whose template knows them",
+                "tools",
+                "unsupported_parameter",
+            )
+        return asked
 
     def _completion(self, asked: ChatRequest) -> Completion:
         return Completion(

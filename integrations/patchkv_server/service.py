@@ -329,6 +329,18 @@ class Service:
             seconds,
             report.resume_ttft_ms,
         )
+        if report.omitted or report.notes:
+            hidden = ", ".join(
+                field if index < 0 else f"{field} of message {index}"
+                for index, field in report.omitted
+            )
+            _LOG.warning(
+                "%s %s: the chat template does not show: %s; shown in another form: %d",
+                request.tenant,
+                name,
+                hidden or "nothing",
+                len(report.notes),
+            )
         if self.settings.log_content:
             _LOG.info("%s %s: %r -> %r", request.tenant, name, request.messages, reply.text)
 

@@ -54,6 +54,12 @@ def show(
             console.print(f"  edit {next(edit_lines([finding.edit]))}")
         console.print(f"What to do: {finding.cause.remedy}")
         _print_later(console, explanation.later)
+    hidden = [f"{'tools' if i < 0 else f'message {i} {field}'}" for i, field in explanation.omitted]
+    if hidden:
+        listed = one_line(", ".join(hidden), _LONGEST_LINE)
+        console.print(f"The chat template does not show: {listed}")
+    for note in explanation.notes:
+        console.print(f"Shown in another form: {note}")
     if tokens.counting is not None:
         console.print(tokens.counting)
     elif not explanation.verified:
@@ -135,6 +141,8 @@ def document(
         "text_new": explanation.text_new,
         "later": [_finding_document(finding) for finding in explanation.later],
         "verified": explanation.verified,
+        "omitted": [list(omitted) for omitted in explanation.omitted],
+        "notes": list(explanation.notes),
     }
     if tokens.counting is not None:
         result.update(estimate=tokens.estimate, counting=tokens.counting)

@@ -13,12 +13,16 @@ from patchkv_agents.errors import ContextError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Types of parts of content that are text."""
+
 NO_EXTRA = FrozenJson("{}")
 
 METADATA_FIELDS = frozenset(
     (
         "annotations",
         "artifact",
+        "cache_control",
         "created",
         "created_at",
         "finish_reason",
@@ -105,8 +109,10 @@ class Message:
     `METADATA_FIELDS`, which no template gets, and under `form` which of two usual forms the caller
     used, so that `to_openai` can use it too.
 
-    `content_hash` covers everything but the ids, the metadata, and extra fields that are null.
-    Equality covers everything.
+    `content_hash` covers what a model is shown: not the ids, the metadata, extra fields that are
+    null, fields of calls beside name and arguments, nor fields of text parts beside the text. A
+    list of one text part counts as that text, and no content as an empty one. Equality covers
+    everything.
     """
 
     role: str
@@ -131,8 +137,8 @@ class Message:
         """The content as one text: parts of type text joined by newlines, other parts left out."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
-        parts = (part.load() for part in self.content)
-        return "\n".join(part["text"] for part in parts if part.get("type") == "text")
+        texts = (part_text(part.load()) for part in self.content)
+        return "\n".join(text for text in texts if text is not None)
 
     def with_content(self, content: str | tuple[FrozenJson, ...] | None) -> Message:
         """The message with another content and without metadata, which belongs to the old one.
@@ -168,29 +174,45 @@ class Message:
         return {**message, **self.extra.load(), **metadata}
 
 
+def part_text(part: Mapping[str, Any]) -> str | None:
+    """The text of a part of content, None if it has none; several APIs have names for it."""
+    text = part.get("refusal" if part.get("type") == "refusal" else "text")
+    return text if part.get("type") in TEXT_PARTS and isinstance(text, str) else None
+
+
 def _content_hash(message: Message) -> str:
     """Hash of what the message says. Key order counts, and so does the form of arguments."""
-    content = message.content
+    content: Any = message.content or ""
+    if isinstance(content, tuple):
+        content = [_said(part) for part in content]
+        if len(content) == 1 and isinstance(content[0], str):
+            content = content[0]
     extra = message.extra.text
     if message.extra != NO_EXTRA:
         # SDKs write out fields without a value, and other programs leave them out.
-        said = {key: value for key, value in message.extra.load().items() if value is not None}
-        extra = to_json(said)
+        values = {key: value for key, value in message.extra.load().items() if value is not None}
+        extra = to_json(values)
     canonical = [
         message.role,
-        [part.text for part in content] if isinstance(content, tuple) else content is None,
+        content if isinstance(content, list) else None,
         message.name,
-        message.reasoning,
-        [
-            [call.name, call.raw, call.arguments_json, call.extra.text]
-            for call in message.tool_calls
-        ],
+        message.reasoning or None,
+        [[call.name, call.raw, call.arguments_json] for call in message.tool_calls],
         extra,
     ]
     # A text, which may be long, goes behind the first line as it is.
     text = content if isinstance(content, str) else ""
     serialised = f"{to_json(canonical)}\n{text}".encode("utf-8", "surrogatepass")
     return blake2b(serialised, digest_size=16).hexdigest()
+
+
+def _said(part: FrozenJson) -> str | dict[str, Any]:
+    """What a part of content says: its text, or what is no text without marks for caches."""
+    value = part.load()
+    text = part_text(value)
+    if text is not None:
+        return text
+    return {key: item for key, item in value.items() if key != "cache_control"}
 
 
 @dataclass(frozen=True, slots=True)

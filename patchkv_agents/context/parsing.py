@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +43,9 @@ def parse_messages(messages: Sequence[Mapping[str, Any] | Message]) -> tuple[Mes
     a message came about in `Message.metadata`. Message objects pass through as they are.
 
     A tool message may answer a call that is not there, and calls may share an id: contexts are cut
-    and cleared, and many models number their calls anew each turn.
+    and cleared, and many models number their calls anew each turn. Messages that repeat the id of
+    an earlier one, as some frameworks' do, lose it, and an id may be a number. Messages without
+    content have an empty one.
 
     Raises:
         ContextError: naming the message's index, the field, and what is expected there.
@@ -53,15 +56,13 @@ def parse_messages(messages: Sequence[Mapping[str, Any] | Message]) -> tuple[Mes
         message if isinstance(message, Message) else parse_message(message, index)
         for index, message in enumerate(messages)
     )
-    seen: dict[str, int] = {}
-    for index, message in enumerate(parsed):
-        if message.id is not None and seen.setdefault(message.id, index) != index:
-            _fail(
-                index,
-                "id",
-                f"must be unique, but message {seen[message.id]} has {message.id!r} too",
-            )
-    return parsed
+    first: dict[str, int] = {}
+    return tuple(
+        message
+        if message.id is None or first.setdefault(message.id, index) == index
+        else replace(message, id=None)
+        for index, message in enumerate(parsed)
+    )
 
 
 def parse_tools(tools: Iterable[Mapping[str, Any] | FrozenJson] | None) -> tuple[FrozenJson, ...]:
@@ -158,20 +159,20 @@ def parse_message(message: Any, index: int) -> Message:
         form["reasoning"] = ["reasoning", "reasoning_content"]
     elif reasoning_content is not None:
         fields["reasoning_content"] = reasoning_content
-    if message.get("content") is None and role != "assistant":
-        problem = "is null" if "content" in message else "is missing"
-        _fail(index, "content", f"{problem}; only an assistant message may go without content")
+    content = message.get("content")
+    if content is None and role != "assistant":
+        content = ""  # of a tool that returns nothing, for instance
     metadata = {key: fields.pop(key) for key in list(fields) if _is_metadata(key, fields[key])}
     if form:
         metadata["form"] = form
     return Message(
         role=role,
-        content=parse_content(message.get("content"), index),
+        content=parse_content(content, index),
         name=_text(message, "name", index),
-        tool_call_id=_text(message, "tool_call_id", index),
+        tool_call_id=_id(message, "tool_call_id", index),
         tool_calls=calls,
         reasoning=reasoning,
-        id=_text(message, "id", index),
+        id=_id(message, "id", index),
         # In which order a message names its fields says nothing.
         extra=_extra(
             dict(sorted(fields.items(), key=lambda item: str(item[0]))), f"Message {index}"
@@ -257,15 +258,14 @@ def _parse_call(call: Any, where: str) -> ToolCall:
     if kind not in ("function", "tool_call"):
         raise ContextError(f"{where}.type: {kind!r} is not known; only functions can be called.")
     call_id = call.get("id")
+    call_id = str(call_id) if isinstance(call_id, int | float) else call_id
     if call_id is not None and not isinstance(call_id, str):
         raise ContextError(f"{where}.id: must be a string, not {_kind(call_id)}.")
     check_text(call_id or "", f"{where}.id")
     if arguments is None:
         arguments = {}
-    if not isinstance(arguments, str | Mapping):
-        raise ContextError(
-            f"{where}.arguments: must be an object or a JSON string, not {_kind(arguments)}."
-        )
+    if not isinstance(arguments, str | Mapping):  # a list, for instance, which templates refuse
+        arguments = FrozenJson.of(arguments, f"{where}.arguments").text
     frozen_extra = _extra(extra, where)
     if isinstance(arguments, str):
         check_text(arguments, f"{where}.arguments")
@@ -277,7 +277,10 @@ def _parse_call(call: Any, where: str) -> ToolCall:
 def _parse_tool(tool: Any, index: int) -> FrozenJson:
     if not isinstance(tool, Mapping):
         raise ContextError(f"Tool {index}: must be a schema object, not {_kind(tool)}.")
-    return FrozenJson.of(dict(tool), f"Tool {index}")
+    schema = _without(tool, "cache_control")  # moves, and is nothing that a model is shown
+    if isinstance(schema.get("function"), Mapping):
+        schema["function"] = _without(schema["function"], "cache_control")
+    return FrozenJson.of(schema, f"Tool {index}")
 
 
 def _without(mapping: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -296,6 +299,12 @@ def _text(message: Mapping[str, Any], key: str, index: int) -> str | None:
         _fail(index, key, f"must be a string, not {_kind(value)}")
     check_text(value, f"Message {index}, field {key!r}")
     return value
+
+
+def _id(message: Mapping[str, Any], key: str, index: int) -> str | None:
+    """As `_text`; numbers are taken too."""
+    value = message.get(key)
+    return str(value) if isinstance(value, int | float) else _text(message, key, index)
 
 
 def _kind(value: Any) -> str:

@@ -199,9 +199,9 @@ class Engine:
             )
         if tokens >= self.max_tokens:
             raise ContextTooLongError(
-                f"the context has {tokens} tokens, and the model's limit is {self.max_tokens} with "
-                "at least one for the answer: shorten or summarise messages, or use a model with "
-                "a longer context"
+                f"this model's maximum context length is {self.max_tokens} tokens, and the context "
+                f"has {tokens}; at least one is needed for the answer: shorten or summarize the "
+                "messages, or use a model with a longer context"
             )
 
     @property

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from patchkv_agents.context.versioning.views import Ref
     from patchkv_agents.engine.engine import Engine
 
+MAX_OMITTED = 32
+"""Fields that a report names of those which the chat template does not show."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
@@ -361,6 +364,8 @@ class Thread:
             restored_formats=resumed.restored_formats,
             payload_bytes=resumed.payload_bytes,
             render_ms=call.render_ms,
+            omitted=call.rendered.omitted[:MAX_OMITTED],
+            notes=call.rendered.notes,
             planning_ms=resumed.planning_ms,
             fetch_ms=fetch_ms,
             restore_ms=resumed.restore_ms,

@@ -36,6 +36,9 @@ class RecoveryReport:
             keys, writing them into the cache.
         recompute_ms: running rows through the model. On GPUs, work may be queued during one of
             these two and done during the other; `resume_ttft_ms` covers all of it.
+        omitted: message index and field of what the chat template does not show (-1 and `tools`
+            where it shows no tools).
+        notes: what the template was shown in another form than the messages have, in words.
         resume_ttft_ms: from the start of recovery, after planning, to the id of the first output
             token. Rendering, waiting for another thread's turn and decoding to text are not in it.
     """
@@ -64,6 +67,8 @@ class RecoveryReport:
     restore_ms: float
     recompute_ms: float
     resume_ttft_ms: float
+    omitted: tuple[tuple[int, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def computed(self) -> int:

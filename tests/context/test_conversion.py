@@ -282,7 +282,8 @@ def test_arguments_which_only_python_reads(arguments: str, smollm2_tokenizer: An
     assert from_langchain([made]) == parsed
     tokenizer = copy.deepcopy(smollm2_tokenizer)
     tokenizer.chat_template = OBJECT_ARGUMENTS
-    assert arguments in render(parsed, tokenizer).text
+    shown = render(parsed, tokenizer).text.removeprefix("<|im_start|>")
+    assert json.loads(shown) == ({"arguments": arguments} if arguments else {})
 
 
 def test_what_was_changed_in_langchain_stays_changed() -> None:
@@ -339,7 +340,6 @@ def test_chunks_become_messages() -> None:
         ([ChatMessage("x", role="critic")], "Message 0, field 'role': is 'critic'"),
         ([HumanMessage("a\ud800")], "Message 0, field 'content': lone surrogate"),
         ([HumanMessage([{"type": "image", "bytes": b"x"}])], r"'content'\[0\].bytes: bytes is not"),
-        ([HumanMessage("a", id="1"), HumanMessage("b", id="1")], "Message 1, field 'id'"),
         (
             [AIMessage("", tool_calls=[{"name": "f", "args": {"a": float("nan")}, "id": "c"}])],
             r"Message 0, field 'tool_calls\[0\]'.arguments.a: nan",

@@ -137,7 +137,7 @@ def test_failed_commit_changes_nothing() -> None:
     history = committed()
     head = history.head
     with pytest.raises(ContextError):
-        history.commit([*agent_messages(), {"role": "user"}])
+        history.commit([*agent_messages(), {"content": "x"}])
     with pytest.raises(ContextError, match="template_args must be an object"):
         history.commit(agent_messages(), template_args=[1])  # type: ignore[arg-type]
     assert history.head is head and len(history) == 1

@@ -51,7 +51,6 @@ CALL = {"id": "c1", "name": "board"}
         (changed(5, content="Track 5 is behind the kiosk."), ("replace_tool_result", 5, True)),
         (changed(5, content="Track 4 is behind kiosk."), ("delete", 5, True)),
         (changed(3, content='{"track":4}\n'), ("reserialize", 3, False)),
-        (changed(3, content=[{"type": "text", "text": '{"track": 4}'}]), ("reserialize", 3, False)),
         (changed(0, content="You look things up. It is 9:41."), ("rewrite_system", 0, True)),
         (changed(2, reasoning=None), ("drop_reasoning", 2, True)),
         (changed(2, reasoning="Ask the board."), ("other", 2, True)),

@@ -246,7 +246,6 @@ def test_a_role_by_its_other_name() -> None:
         (5, '{"bytes":3120.0,"ok":true}'),
         (5, '{\n  "ok": true,\n  "bytes": 3120\n}\n'),
         (11, conversation()[11]["content"].replace(". ", ".\r\n")),
-        (3, [{"type": "text", "text": "\n".join(PASSAGES)}]),
     ],
 )
 def test_other_bytes_with_the_same_values(index: int, content: Any) -> None:

@@ -143,6 +143,70 @@ def test_tool_call_of() -> None:
         ToolCall.of("f", {"x": {1}})
 
 
+CALL = {"id": "c1", "name": "ping", "args": {}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"content": "x"}, {"content": [{"type": "text", "text": "x"}]}),
+        ({"content": "x"}, {"content": ["x"], "cache_control": {"type": "ephemeral"}}),
+        (
+            {"content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+            {"content": [{"type": "text", "text": "x", "citations": None}]},
+        ),
+        (
+            {"content": [{"type": "text", "text": "x"}, {"type": "input_text", "text": "y"}]},
+            {"content": ["x", {"type": "text", "text": "y", "cache_control": {}}]},
+        ),
+        (
+            {"content": [{"type": "image", "url": "u", "cache_control": {}}]},
+            {"content": [{"type": "image", "url": "u"}]},
+        ),
+        ({"content": None, "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL]}),
+        ({"content": [], "tool_calls": [CALL]}, {"tool_calls": [CALL | {"index": 0}]}),
+        ({"content": "x", "tool_calls": [], "name": None}, {"content": "x", "refusal": None}),
+        ({"content": "x", "reasoning_content": ""}, {"content": "x"}),
+    ],
+)
+def test_the_same_words_in_another_form_are_the_same_message(one: dict, other: dict) -> None:
+    """Clients move marks for caches from turn to turn, and turn texts into lists and back: each
+    turn was a conversation of its own, or an edit of all of the last one."""
+    role = {"role": "assistant"}
+    a, b = parse_messages([role | one, role | other])
+    assert a.content_hash == b.content_hash
+    assert [message.to_openai() for message in parse_messages([a.to_openai(), b.to_openai()])] == [
+        a.to_openai(),
+        b.to_openai(),
+    ]
+
+
+def test_forms_that_say_something_else_are_other_messages() -> None:
+    texts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
+    contents: list = ["x", "x\ny", texts, texts[::-1], [{"type": "refusal", "refusal": "z"}]]
+    messages = parse_messages([{"role": "assistant", "content": content} for content in contents])
+    assert len({message.content_hash for message in messages}) == len(contents)
+
+
+def test_marks_for_caches_are_no_part_of_a_tool() -> None:
+    schema = {"name": "f", "parameters": {"properties": {"cache_control": {"type": "string"}}}}
+    plain = {"type": "function", "function": schema}
+    marked = {**plain, "function": {**schema, "cache_control": {}}, "cache_control": {}}
+    assert parse_tools([marked]) == parse_tools([plain])
+
+
+def test_repeated_and_numeric_ids() -> None:
+    """Frameworks give several messages one id, or a number: every later request failed."""
+    given = [{"role": "user", "content": "x", "id": i} for i in ("run-1", "run-1", 7, 7.5, None)]
+    assert [m.id for m in parse_messages(given)] == ["run-1", None, "7", "7.5", None]
+    call = {"id": 3, "name": "f", "args": [1]}
+    message, result = parse_messages(
+        [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": 3}]
+    )
+    assert (message.tool_calls[0].id, message.tool_calls[0].arguments) == ("3", "[1]")
+    assert (result.tool_call_id, result.content) == ("3", "")
+
+
 USER = {"role": "user", "content": "x"}
 DEEP: list = []
 for _ in range(100_000):
@@ -166,8 +230,6 @@ def call(**fields: object) -> list:
             "Message 0, field 'role': is 'human'; must be one of",
         ),
         ([{"role": ["user"], "content": "x"}], "Message 0, field 'role'"),
-        ([{"role": "user"}], "Message 0, field 'content': is missing"),
-        ([{"role": "tool", "content": None}], "Message 0, field 'content': is null"),
         (
             [{"role": "user", "content": 3}],
             "Message 0, field 'content': must be text.* not a number",
@@ -175,12 +237,8 @@ def call(**fields: object) -> list:
         ([{"role": "user", "content": [{"text": "x"}]}], r"field 'content'\[0\]: .*\"type\""),
         ([{"role": "user", "content": [{"type": "text"}]}], r"'content'\[0\]: .*needs \"text\""),
         ([USER | {"name": 3}], "Message 0, field 'name': must be a string, not a number"),
-        ([USER | {"id": 3}], "Message 0, field 'id': must be a string"),
+        ([USER | {"id": [3]}], "Message 0, field 'id': must be a string"),
         ([USER, USER | {"reasoning": {}}], "Message 1, field 'reasoning': must be a string"),
-        (
-            [USER | {"id": "a"}, USER | {"id": "a"}],
-            "Message 1, field 'id': must be unique.*message 0",
-        ),
         (
             [USER | {"content": "a\ud800"}],
             r"field 'content': lone surrogate U\+D800 at character 1",
@@ -200,13 +258,12 @@ def call(**fields: object) -> list:
         (call(function="f"), r"Message 1, field 'tool_calls\[0\]'.function: must be an object"),
         (call(args={}), r"Message 1, field 'tool_calls\[0\]': needs the name"),
         (call(name="", args={}), r"tool_calls\[0\]': needs the name"),
-        (call(name="f", args=[1]), r"arguments: must be an object or a JSON string, not a list"),
         (call(name="f", args={"a": [{"b": {1, 2}}]}), r"arguments.a\[0\].b: set is not JSON"),
         (call(name="f", args={"a": float("inf")}), "arguments.a: inf is not a JSON number"),
         (call(name="f", args={"a\udfff": 1}), r"lone surrogate U\+DFFF"),
         (call(name="f", args="\ud800"), "lone surrogate"),
         (call(name="f", args={}, type="custom"), "type: 'custom' is not known"),
-        ([{"role": "assistant", "tool_calls": [{"id": 1, "name": "f"}]}], "id: must be a string"),
+        ([{"role": "assistant", "tool_calls": [{"id": [1], "name": "f"}]}], "id: must be a string"),
     ],
 )
 def test_wrong_shapes_are_named(messages: object, problem: str) -> None:

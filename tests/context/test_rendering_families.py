@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,19 @@ def test_spans_of_llama3(family_tokenizer: Callable[[str], Any]) -> None:
     assert shown[1].endswith("When does the 9:40 leave?<|eot_id|>")
     assert shown[2].startswith(head.format("assistant") + '{"name": "board", "parameters"')
     assert shown[3] == head.format("ipython") + r'"{\"track\": 4, \"zug\": \"Süd\"}"<|eot_id|>'
-    with pytest.raises(InputError, match="refuses these messages: .*single tool-calls"):
-        render(conversation(2), family_tokenizer("llama3"))
+    # It takes one call in a message, and hides text beside one: they become messages of their own.
+    messages = conversation(2)
+    messages[2]["content"] = "I look."
+    rendered = render(messages, family_tokenizer("llama3"))
+    start, stop = rendered.message_spans[2]
+    assert rendered.verified and rendered.omitted == ((2, "reasoning"), (5, "reasoning"))
+    turns = family_tokenizer("llama3").decode(rendered.token_ids[start:stop]).split("<|eot_id|>")
+    assert [turn.removeprefix(head.format("assistant"))[:16] for turn in turns] == [
+        "I look.",
+        '{"name": "board"',
+        '{"name": "map", ',
+        "",
+    ]
 
 
 def test_date_of_llama3(family_tokenizer: Callable[[str], Any]) -> None:
@@ -232,8 +244,10 @@ def test_spans_of_mistral(family_tokenizer: Callable[[str], Any]) -> None:
     text = render(messages, family_tokenizer("mistral")).text
     assert '"arguments": {"b": 1, "a": 2}' in text  # the template cannot take a string
     messages[2]["tool_calls"][0]["id"] = "c1"
-    with pytest.raises(InputError, match="refuses these messages: Tool call IDs"):
-        render(messages, family_tokenizer("mistral"))
+    messages[3]["tool_call_id"] = "c1"
+    text = render(messages, family_tokenizer("mistral")).text
+    (made,) = re.findall(r'"arguments": {"b": 1, "a": 2}, "id": "(\w{9})"', text)
+    assert f'"call_id": "{made}"' in text
 
 
 # Real tokenizers

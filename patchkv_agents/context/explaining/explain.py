@@ -43,6 +43,8 @@ class Explanation:
         text_new: the new text behind it.
         later: what else changed; it would end the prefix if the first cause did not.
         verified: whether the places of the messages in the tokens are certain.
+        omitted: message index and field of what the template does not show of the new version.
+        notes: what the template was shown in another form than the new version has, in words.
     """
 
     tokens_old: int
@@ -58,6 +60,8 @@ class Explanation:
     text_new: str
     later: tuple[Finding, ...]
     verified: bool
+    omitted: tuple[tuple[int, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def lost(self) -> int:
@@ -124,6 +128,8 @@ class _Comparison:
             text_new=b.text[start : start + _AROUND],
             later=self._later(first),
             verified=a.verified and b.verified,
+            omitted=b.omitted,
+            notes=b.notes,
         )
 
     def _later(self, first: Finding) -> tuple[Finding, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from patchkv_agents.context.parsing import parse_messages, parse_tools
 from patchkv_agents.context.rendering.borders import Layout, message_ranges, opening_token
 from patchkv_agents.context.rendering.encoding import Encoded, Encoder, IntArray
 from patchkv_agents.context.rendering.marks import Marker, Piece, private_characters
+from patchkv_agents.context.rendering.repair import paired
 from patchkv_agents.context.rendering.sampled import SampledReply, match_replies
 from patchkv_agents.context.rendering.splicing import keep_sampled
-from patchkv_agents.context.rendering.template import ChatTemplate, Visit
+from patchkv_agents.context.rendering.template import ChatTemplate, Visit, notes
 from patchkv_agents.context.versions import ContextVersion
-from patchkv_agents.errors import ContextError
+from patchkv_agents.errors import ContextError, TemplateError
+
+MAX_NOTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,9 @@ class RenderedContext:
             guesses, and state must not be reused by them.
         reason: why not verified; None if verified.
         part_spans: the pieces of content, in the order of the text.
-        omitted: message index and field of what the template does not show.
+        omitted: message index and field of what the template does not show; -1 and `tools` where
+            it shows no tools.
+        notes: what it is shown in another form than the messages have, in words.
     """
 
     token_ids: IntArray
@@ -64,6 +70,7 @@ class RenderedContext:
     reason: str | None
     part_spans: tuple[PartSpan, ...] = ()
     omitted: tuple[tuple[int, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -105,8 +112,17 @@ def render(
         template_args = context.template_args.load()
     if not messages:
         raise ContextError("The context has no messages, so there is nothing to render; add one.")
-    run = _Run(tokenizer, messages, schemas, dict(template_args or {}))
-    return run.render(add_generation_prompt, match_replies(messages, sampled))
+    arguments, replies = dict(template_args or {}), match_replies(messages, sampled)
+    try:
+        run = _Run(tokenizer, messages, schemas, arguments)
+        return run.render(add_generation_prompt, replies)
+    except TemplateError:
+        mended, done = paired(messages)
+        if not done:
+            raise
+        run = _Run(tokenizer, mended, schemas, arguments)
+        rendered = run.render(add_generation_prompt, replies)
+        return replace(rendered, notes=(*done, *rendered.notes)[:MAX_NOTES])
 
 
 class _Run:
@@ -140,11 +156,14 @@ class _Run:
         text = with_prompt if add_generation_prompt else without
         taken.update(private_characters(text))
         marked = self._mark(text, add_generation_prompt, taken)
-        pieces, omitted = marked or (self._search(text), ())
+        pieces, omitted = marked or self._search(text)
         encoded = self._encoder.encode(self._tokenizer, text, pieces)
         reason = encoded.reason
         if marked is None:
             reason = "the template changes content in a way that hides where it is"
+        if self._hides_tools(text, add_generation_prompt, pieces):
+            omitted = ((-1, "tools"), *omitted)
+            reason = reason or "the template does not show the tools"
         is_prefix = with_prompt.startswith(without)
         prompt = with_prompt[len(without) :] if is_prefix else ""
         layout = Layout(
@@ -166,7 +185,20 @@ class _Run:
             reason=reason,
             part_spans=tuple(_part_spans(encoded, pieces)),
             omitted=omitted,
+            notes=tuple(islice(notes(self._messages), MAX_NOTES)),
         )
+
+    def _hides_tools(self, text: str, prompt: bool, pieces: Sequence[Piece]) -> bool:
+        if not self._tools or any(piece.message < 0 for piece in pieces):
+            return False
+        without = self._template.apply(
+            self._messages,
+            (),
+            self._template_args,
+            add_generation_prompt=prompt,
+            visit=lambda message, field, value: value,
+        )
+        return without == text
 
     def _apply(self, prompt: bool, visit: Visit) -> str:
         return self._template.apply(
@@ -214,9 +246,12 @@ class _Run:
         yield way(lambda _: False, True)
         yield way(lambda _: False, False)
 
-    def _search(self, text: str) -> list[Piece]:
-        """Where the messages' contents are found one after the other: likely, but not sure."""
-        pieces = []
+    def _search(self, text: str) -> tuple[list[Piece], tuple[tuple[int, str], ...]]:
+        """Where the messages' contents are found one after the other: likely, but not sure.
+
+        And those that are not found anywhere.
+        """
+        pieces, omitted = [], []
         place = 0
         for index, message in enumerate(self._messages):
             core = message.text.strip()
@@ -224,7 +259,9 @@ class _Run:
             if start >= 0:
                 place = start + len(core)
                 pieces.append(Piece(index, "content", start, place))
-        return pieces
+            elif core and not isinstance(message.content, tuple) and core not in text:
+                omitted.append((index, "content"))
+        return pieces, tuple(omitted)
 
 
 def _token_spans(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from patchkv_agents.context.frozen import FrozenJson
-from patchkv_agents.context.messages import Message, ToolCall
-from patchkv_agents.errors import ContextError, InputError
+from patchkv_agents.context.frozen import FrozenJson, to_json
+from patchkv_agents.context.messages import Message, ToolCall, part_text
+from patchkv_agents.context.rendering.forms import apply_template, forms_of
+from patchkv_agents.errors import ContextError, InputError, TemplateError
 
 # Called with (message index, field, text) for each text that goes into the template; gives back
 # the text to put there. Tools have the index -1.
@@ -20,21 +21,6 @@ _RESERVED = frozenset(
     "tokenize padding truncation max_length return_tensors return_dict tokenizer_kwargs "
     "return_assistant_tokens_mask sanitize_control_tokens messages".split()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateForms:
-    """Which forms of messages a template understands, found by trying.
-
-    Attributes:
-        parts: content may be a list of parts; otherwise text parts are joined.
-        raw_arguments: arguments may be a JSON string, which is shown as it is.
-        object_arguments: arguments may be an object.
-    """
-
-    parts: bool
-    raw_arguments: bool
-    object_arguments: bool
 
 
 class ChatTemplate:
@@ -52,7 +38,7 @@ class ChatTemplate:
                 "Pass a chat (instruct) model, or set tokenizer.chat_template."
             )
         self._tokenizer = tokenizer
-        self.forms = _forms_of(tokenizer)
+        self.forms = forms_of(tokenizer)
 
     def apply(
         self,
@@ -66,52 +52,66 @@ class ChatTemplate:
         """Render a context to text; `visit` may replace each text that goes in.
 
         Raises:
-            InputError: the template refuses the messages; with its own words.
+            TemplateError: the template refuses the messages; with its own words.
             ContextError: a template argument has a reserved name, or content cannot be shown.
         """
         if taken := _RESERVED.intersection(template_args):
             raise ContextError(f"template_args cannot set {', '.join(sorted(taken))}.")
-        chat = [self._message(message, i, visit) for i, message in enumerate(messages)]
+        chat = [
+            shown
+            for i, message in enumerate(messages)
+            for shown in self._messages(message, i, visit)
+        ]
         schemas = [
             _visit_json(tool.load(), -1, f"tools[{n}]", visit) for n, tool in enumerate(tools)
         ]
         try:
-            text = self._tokenizer.apply_chat_template(
+            return apply_template(
+                self._tokenizer,
                 chat,
+                with_nulls=self.forms.null_content,
                 tools=schemas or None,
-                tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **template_args,
             )
         except Exception as error:  # jinja2's errors, and whatever the template's code runs into
-            raise InputError(
+            raise TemplateError(
                 f"The model's chat template refuses these messages: {error}. "
                 "Change the messages, or pass template_args that allow them."
             ) from error
-        return str(text)
 
-    def _message(self, message: Message, index: int, visit: Visit) -> dict[str, Any]:
+    def _messages(self, message: Message, index: int, visit: Visit) -> list[dict[str, Any]]:
+        """A message in the template's form: one, or several where it takes one call in each."""
         chat: dict[str, Any] = {
             key: _visit_json(value, index, key, visit)
             for key, value in message.extra.load().items()
         }
-        chat["role"] = message.role
-        # Never None: many templates add content to text without looking.
-        chat["content"] = self._content(message, index, visit)
+        chat["role"] = self.forms.roles.get(message.role, message.role)
+        # Never None where that is not needed: many templates add content to text without looking.
+        empty = None if message.tool_calls and self.forms.null_content else ""
+        has_content = bool(message.content) or empty == ""
+        chat["content"] = self._content(message, index, visit) if has_content else empty
         reasoning = _reasoning(message)
-        if reasoning is not None:
+        if reasoning:
             # Two names are in use in templates.
             reasoning = visit(index, "reasoning", reasoning)
             chat["reasoning_content"] = chat["thinking"] = reasoning
         for key in ("name", "tool_call_id"):
             if (value := getattr(message, key)) is not None:
+                value = self._id(value) if key == "tool_call_id" else value
                 chat[key] = visit(index, key, value)
-        if message.tool_calls:
-            chat["tool_calls"] = [
-                self._call(call, index, f"tool_calls[{n}]", visit)
-                for n, call in enumerate(message.tool_calls)
-            ]
-        return chat
+        calls = [
+            self._call(call, index, f"tool_calls[{n}]", visit)
+            for n, call in enumerate(message.tool_calls)
+        ]
+        if not calls:
+            return [chat]
+        text = []
+        if self.forms.text_apart and message.text.strip():
+            text, chat = [chat], {"role": chat["role"], "content": empty}
+        each = [[call] for call in calls] if self.forms.one_call else [calls]
+        rest = ({"role": chat["role"], "content": empty, "tool_calls": one} for one in each[1:])
+        return [*text, {**chat, "tool_calls": each[0]}, *rest]
 
     def _content(self, message: Message, index: int, visit: Visit) -> Any:
         if not isinstance(message.content, tuple):
@@ -123,32 +123,31 @@ class ChatTemplate:
             opening, reasoning, closing, rest = inline
             reasoning = visit(index, "reasoning", reasoning)
             return opening + reasoning + closing + visit(index, "content", rest)
-        parts = [part.load() for part in message.content]
         shown = []
-        for number, part in enumerate(parts):
-            if part["type"] == "text":
-                shown.append((number, part))
-            elif not _is_shown_elsewhere(message, part["type"]):
+        for number, part in enumerate(part.load() for part in message.content):
+            text = _shown_text(message, part)
+            if text is None:
                 raise ContextError(
                     f"Message {index}, field 'content[{number}]': a part of type {part['type']!r} "
                     "cannot be rendered; only text can. Replace it by text."
                 )
-        if not self.forms.parts:
-            return visit(index, "content", message.text)
+            if text is not _ELSEWHERE:
+                shown.append((number, text))
+        if not self.forms.parts or len(shown) == 1:
+            return visit(index, "content", "\n".join(text for _, text in shown))
         return [
-            {**part, "text": visit(index, f"content[{number}]", part["text"])}
-            for number, part in shown
+            {"type": "text", "text": visit(index, f"content[{number}]", text)}
+            for number, text in shown
         ]
 
     def _call(self, call: ToolCall, index: int, field: str, visit: Visit) -> dict[str, Any]:
-        arguments: Any = call.arguments
+        arguments = _object_arguments(call)
         forms = self.forms
         # Where the template is known to take neither form, it gets what the caller gave.
         if isinstance(arguments, str) and forms.object_arguments and not forms.raw_arguments:
-            parsed = call.parsed_arguments()
-            arguments = parsed if isinstance(parsed, dict) else arguments
+            arguments = call.parsed_arguments()
         elif isinstance(arguments, dict) and forms.raw_arguments and not forms.object_arguments:
-            arguments = call.arguments_json
+            arguments = to_json(arguments)
         result = {
             "type": "function",
             "function": {
@@ -156,7 +155,56 @@ class ChatTemplate:
                 "arguments": _visit_json(arguments, index, f"{field}.arguments", visit),
             },
         }
-        return result if call.id is None else {"id": call.id, **result}
+        return result if call.id is None else {"id": self._id(call.id), **result}
+
+    def _id(self, call_id: str) -> str:
+        """An id of a call as the template takes it."""
+        if not self.forms.short_ids or re.fullmatch("[A-Za-z0-9]{9}", call_id):
+            return call_id
+        return blake2b(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def notes(messages: Sequence[Message]) -> Iterator[str]:
+    """What a template is shown in another form than the messages have, in words."""
+    for index, message in enumerate(messages):
+        for call in message.tool_calls:
+            if (
+                call.raw
+                and call.arguments_json.strip()
+                and _object_arguments(call) is not call.arguments_json
+            ):
+                yield f"message {index}: arguments that are not a JSON object are shown as one"
+        if message.role in _RESULTS and isinstance(message.content, tuple):
+            for part in (part.load() for part in message.content):
+                if part_text(part) is None:
+                    kind = part["type"][:_MAX_KIND]
+                    yield f"message {index}: a part of type {kind!r} in a result is left out"
+
+
+def _object_arguments(call: ToolCall) -> str | dict[str, Any]:
+    """The arguments in the caller's form, but as an object if they are none."""
+    arguments = call.arguments
+    if isinstance(arguments, dict):
+        return arguments
+    parsed = call.parsed_arguments()
+    if isinstance(parsed, dict):
+        return arguments
+    return {} if parsed is None or not arguments.strip() else {"arguments": arguments}
+
+
+_RESULTS = ("tool", "function")
+_MAX_KIND = 40
+_ELSEWHERE = "\0"  # stands for a part that is shown as reasoning or as a call
+
+
+def _shown_text(message: Message, part: Mapping[str, Any]) -> str | None:
+    """What is shown of a part of content; None if nothing can be."""
+    text = part_text(part)
+    if text is None and _is_shown_elsewhere(message, part["type"]):
+        return _ELSEWHERE
+    if text is None and message.role in _RESULTS:  # the conversation has to go on
+        return f"[{part['type']} left out: only text can be shown]"
+    return text
 
 
 # Parts in which some programs say again, beside the text, what the model reasoned and called.
@@ -209,41 +257,3 @@ def _visit_json(value: Any, index: int, field: str, visit: Visit) -> Any:
             for key, item in value.items()
         }
     return value
-
-
-_forms: WeakKeyDictionary[Any, tuple[Any, TemplateForms]] = WeakKeyDictionary()
-
-
-def _forms_of(tokenizer: Any) -> TemplateForms:
-    known = _forms.get(tokenizer)
-    if known is None or known[0] != tokenizer.chat_template:
-        known = (tokenizer.chat_template, _probe(tokenizer))
-        _forms[tokenizer] = known
-    return known[1]
-
-
-def _probe(tokenizer: Any) -> TemplateForms:
-    """Try the forms on a small conversation."""
-
-    def render(content: Any, arguments: Any) -> str:
-        function = {"name": "probe", "arguments": arguments}
-        calls = [{"id": "abcdefghi", "type": "function", "function": function}]
-        answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        result = {"role": "tool", "tool_call_id": "abcdefghi", "name": "probe", "content": "1"}
-        chat = [{"role": "user", "content": content}]
-        if arguments is not None:
-            chat += [answer, result]
-        try:
-            return str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template fails in many ways on what it does not understand
-            return ""
-
-    parts = render([{"type": "text", "text": "pr0be"}], None)
-    raw = render("x", '{"pr0be":   1}')
-    objects = render("x", {"pr0be": 1})
-    return TemplateForms(
-        parts="pr0be" in parts and "'text'" not in parts and '"text"' not in parts,
-        raw_arguments='{"pr0be":   1}' in raw,
-        # A template that joins strings fails on an object, or shows it as Python does.
-        object_arguments="pr0be" in objects and "'pr0be'" not in objects,
-    )

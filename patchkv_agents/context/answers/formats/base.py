@@ -144,7 +144,7 @@ def call_of(value: Any) -> ToolCall:
         raise MalformedCall("the call has no name")
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        arguments = load_json(arguments)
+        arguments = load_json(arguments) if arguments.strip() else {}
     if arguments is None:
         arguments = {}
     call_id = value.get("id")
