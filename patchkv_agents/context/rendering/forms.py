@@ -63,12 +63,11 @@ def apply_template(
         arguments: of the template.
     """
     if not with_nulls:
-        return str(
-            tokenizer.apply_chat_template(list(chat), tools=tools, tokenize=False, **arguments)
-        )
-    from transformers.utils.chat_template_utils import render_jinja_template
+        return str(tokenizer.apply_chat_template([*chat], tools=tools, tokenize=False, **arguments))
+    from transformers.utils import chat_template_utils
 
-    rendered, _ = render_jinja_template(
+    rendering: Any = chat_template_utils.render_jinja_template
+    rendered, _ = rendering(
         conversations=[list(chat)],
         tools=tools,
         chat_template=tokenizer.get_chat_template(None, tools),
@@ -125,12 +124,12 @@ def _probe(tokenizer: Any) -> TemplateForms:
         calls = _calls(("pr0be",), arguments, call_id)
         return [{"role": "assistant", "content": content, "tool_calls": calls}, *_results(calls)]
 
-    is_shown = {
-        empty: any(shown(*called(empty, arguments)) for arguments in ({}, "{}"))
-        for empty in ("", None)
-    }
-    null_content = is_shown[None] and not is_shown[""]
+    def shows_calls(content: str | None) -> bool:
+        return shown(*called(content, {})) or shown(*called(content, "{}"))
+
+    null_content = not shows_calls("") and shows_calls(None)
     empty = None if null_content else ""
+    is_shown = shows_calls(empty)
     parts = render({"role": "user", "content": [{"type": "text", "text": "pr0be"}]})
     raw = render(_USER, *called(empty, '{"m4rk":   1}'))
     objects = render(_USER, *called(empty, {"m4rk": 1}))
@@ -148,7 +147,9 @@ def _probe(tokenizer: Any) -> TemplateForms:
     if with_role["tool"] and not with_role["function"]:
         roles["function"] = "tool"
     calls = _calls(("f", "pr0be"), arguments)
-    cut = [{"role": "assistant", "content": empty, "tool_calls": [call]} for call in calls]
+    cut: list[dict[str, Any]] = [
+        {"role": "assistant", "content": empty, "tool_calls": [call]} for call in calls
+    ]
     many = {"role": "assistant", "content": empty, "tool_calls": calls}
     text = {"role": "assistant", "content": "t3xt"}
     one_call = not shown(many, *_results(calls)) and shown(*cut, *_results(calls))
@@ -165,6 +166,6 @@ def _probe(tokenizer: Any) -> TemplateForms:
         text_apart=is_hidden and shown(*apart) and shown(*apart, text="t3xt"),
         tools="pr0be" in render(_USER, tools=[_TOOL])
         or "pr0be" in render({"role": "system", "content": "x"}, _USER, tools=[_TOOL]),
-        calls=is_shown[empty],
-        short_ids=is_shown[empty] and not shown(*called(empty, arguments, _LONG_ID)),
+        calls=is_shown,
+        short_ids=is_shown and not shown(*called(empty, arguments, _LONG_ID)),
     )

@@ -125,14 +125,14 @@ class ChatTemplate:
             return opening + reasoning + closing + visit(index, "content", rest)
         shown = []
         for number, part in enumerate(part.load() for part in message.content):
-            text = _shown_text(message, part)
-            if text is None:
+            shown_text = _shown_text(message, part)
+            if shown_text is None:
                 raise ContextError(
                     f"Message {index}, field 'content[{number}]': a part of type {part['type']!r} "
                     "cannot be rendered; only text can. Replace it by text."
                 )
-            if text is not _ELSEWHERE:
-                shown.append((number, text))
+            if shown_text is not _ELSEWHERE:
+                shown.append((number, shown_text))
         if not self.forms.parts or len(shown) == 1:
             return visit(index, "content", "\n".join(text for _, text in shown))
         return [
