@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, Literal
@@ -26,6 +27,8 @@ Replaces = Callable[[Any, Mapping[str, Any]], Iterable[str]] | str | None
 _ANSWER = "The earlier result of this call was brought up to date."
 _ANSWERS = "patchkv_answer"
 """Field of `response_metadata` that marks an answer which stands for a result elsewhere."""
+_REWRITING = "patchkv_rewriting"
+"""Attribute of a decorated function: how its results take the place of others."""
 
 
 def context_tool(
@@ -46,6 +49,10 @@ def context_tool(
     result as always. The edit is marked on the message (`patchkv_langgraph.marks`), so that a
     tracked `ToolNode` or a chat model can declare it. Of a tool that returns a `Command` of its
     own, the messages are marked that this one replaces, and nothing else is done.
+
+    An error takes no message's place and is not replaced itself. Of the calls of one message of the
+    model, which may run at the same time, each message is replaced by one at most, the first that
+    means it; what is left to replace nothing answers with its result.
 
     Below `@tool`, the function gets a parameter `runtime`, which ToolNode fills in and no model
     sees; a tool with `response_format="content_and_artifact"` must be decorated above.
@@ -109,7 +116,7 @@ class _Rewriting:
     def _made(self, content: Any, artifact: Any, runtime: ToolRuntime[Any, Any]) -> Any:
         call_id = runtime.tool_call_id or ""
         messages = messages_in(runtime.state, self.messages_key) or []
-        call = _call(messages, call_id)
+        before, call = _calls(messages, call_id)
         author = self.author or str(call.get("name", "")) or None
         mark = EditMark(self.kind, author, call_id)
         if isinstance(content, Command):
@@ -119,7 +126,16 @@ class _Rewriting:
                 self._marked_command(item, messages, mark) if isinstance(item, Command) else item
                 for item in content
             ]
-        targets = self._targets(messages, call, runtime.state)
+        if isinstance(content, ToolMessage) and content.status == "error":
+            return content
+        taken: set[str | None] = set()
+        for earlier in before:
+            how = _how(earlier["name"], runtime) if earlier["name"] != call["name"] else self
+            if how is not None:
+                with suppress(Exception):  # of a function that fails for its own call as well
+                    found = how._targets(messages, earlier, runtime.state, taken)
+                    taken.update(message.id for message in found)
+        targets = self._targets(messages, call, runtime.state, taken)
         if not targets:
             return content
         if isinstance(content, ToolMessage):
@@ -138,12 +154,23 @@ class _Rewriting:
         return Command(update=update if is_list else {self.messages_key: update})
 
     def _targets(
-        self, messages: Sequence[BaseMessage], call: Mapping[str, Any], state: Any
+        self,
+        messages: Sequence[BaseMessage],
+        call: Mapping[str, Any],
+        state: Any,
+        taken: Container[str | None],
     ) -> list[BaseMessage]:
-        """The messages that are to be replaced; those without an id cannot be."""
+        """The messages that a call's result replaces; those without an id cannot be.
+
+        Args:
+            messages: of the state.
+            call: of the tool.
+            state: of the graph.
+            taken: ids of messages that other calls replace.
+        """
+        free = [message for message in messages if message.id and message.id not in taken]
         if self.replaces == "previous":
-            found = self._previous(messages, call)
-            return [found] if found is not None else []
+            return self._previous(messages, call, free)
         if self.replaces is None:
             return []
         if isinstance(self.replaces, str):
@@ -152,15 +179,17 @@ class _Rewriting:
             names = set(self.replaces(state, call.get("args", {})))
         return [
             message
-            for message in messages
-            if message.id is not None
-            and (message.id in names or getattr(message, "tool_call_id", None) in names)
+            for message in free
+            if message.id in names or getattr(message, "tool_call_id", None) in names
         ]
 
     def _previous(
-        self, messages: Sequence[BaseMessage], call: Mapping[str, Any]
-    ) -> BaseMessage | None:
-        """The last result of the same call, if there is one."""
+        self,
+        messages: Sequence[BaseMessage],
+        call: Mapping[str, Any],
+        free: Sequence[BaseMessage],
+    ) -> list[BaseMessage]:
+        """The last result of the same call that is no error, if there is one."""
         same = {
             each["id"]
             for message in messages
@@ -170,11 +199,15 @@ class _Rewriting:
             and (self.match == "name" or each["args"] == call["args"])
             and each["id"] != call["id"]
         }
-        for message in reversed(messages):
-            is_result = isinstance(message, ToolMessage) and message.tool_call_id in same
-            if is_result and message.id and _ANSWERS not in message.response_metadata:
-                return message
-        return None
+        results: list[BaseMessage] = [
+            message
+            for message in free
+            if isinstance(message, ToolMessage)
+            and message.tool_call_id in same
+            and message.status != "error"
+            and _ANSWERS not in message.response_metadata
+        ]
+        return results[-1:]
 
     def _marked_command(
         self, command: Command[Any], messages: Sequence[BaseMessage], mark: EditMark
@@ -221,6 +254,7 @@ def _rewriting(function: Callable[..., Any], how: _Rewriting) -> Callable[..., A
             return how.result(function(*args, **kwargs), runtime)
 
         made = run
+    setattr(made, _REWRITING, how)
     if not has_own:
         made.__signature__ = with_keyword(  # type: ignore[attr-defined]
             signature, "runtime", ToolRuntime
@@ -229,14 +263,27 @@ def _rewriting(function: Callable[..., Any], how: _Rewriting) -> Callable[..., A
     return made
 
 
-def _call(messages: Sequence[BaseMessage], call_id: str) -> Mapping[str, Any]:
-    """The tool call of this id, the last one if there are several; empty if there is none."""
+def _calls(
+    messages: Sequence[BaseMessage], call_id: str
+) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    """The calls before the one of this id in its message, and that call; empty if there is none.
+
+    Of several messages with such a call, the last one is meant.
+    """
     for message in reversed(messages):
-        for call in getattr(message, "tool_calls", ()):
+        calls = getattr(message, "tool_calls", ())
+        for index, call in enumerate(calls):
             if call["id"] == call_id:
-                found: Mapping[str, Any] = call
-                return found
-    return {}
+                return calls[:index], call
+    return (), {}
+
+
+def _how(name: str, runtime: ToolRuntime[Any, Any]) -> _Rewriting | None:
+    """How the results of another tool of the node take the place of others, if they do."""
+    for tool in runtime.tools or ():
+        if isinstance(tool, StructuredTool) and tool.name == name:
+            return getattr(tool.func or tool.coroutine, _REWRITING, None)
+    return None
 
 
 def _content(result: Any) -> Any:

@@ -294,3 +294,93 @@ def test_a_mark_tells_of_one_edit_only() -> None:
     assert marked_edits([], [new]) == ()
     unknown = new.model_copy(update={"response_metadata": {"patchkv_edit": {"kind": "improve"}}})
     assert mark_of(unknown) is None
+
+
+def board(**options: Any) -> BaseTool:
+    @context_tool(**options)
+    @tool
+    def board(station: str) -> str:
+        """The board of a station."""
+        return f"board of {station}"
+
+    return board
+
+
+def calls(turn: int, *stations: str, names: tuple[str, ...] = ()) -> AIMessage:
+    names = names or ("board",) * len(stations)
+    made = [
+        {"name": name, "args": {"station": station}, "id": f"c{turn}{number}"}
+        for number, (name, station) in enumerate(zip(names, stations, strict=True))
+    ]
+    return AIMessage("", tool_calls=made, id=f"a{turn}")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("options", "first", "second", "expected"),
+    [
+        ({"match": "name"}, ("York", "Leeds"), ("Bath", "Hull"), {"Bath", "Hull"}),
+        ({"match": "name"}, ("York",), ("Bath", "Hull"), {"Bath", "Hull"}),
+        ({"replaces": "c00"}, ("York", "Leeds"), ("Bath", "Hull"), {"Bath", "Hull", "Leeds"}),
+        ({"replaces": lambda state, args: ["c00"]}, ("York",), ("Bath", "Hull"), {"Bath", "Hull"}),
+        ({}, ("York", "Leeds"), ("Leeds", "York"), {"York", "Leeds"}),
+        ({}, ("York",), ("York", "York"), {"York"}),
+    ],
+)
+def test_calls_side_by_side_do_not_replace_one_message(
+    options: Any, first: Any, second: Any, expected: set[str], mode: str, history: GraphHistory
+) -> None:
+    """Both results went into the same earlier message, and the last one won."""
+    graph = graph_of(history, board(**options))
+    graph.invoke({"messages": [calls(0, *first)]}, config())
+    given: Any = {"messages": [calls(1, *second)]}
+    if mode == "sync":
+        state = graph.invoke(given, config())
+    else:
+        state = asyncio.run(graph.ainvoke(given, config()))
+    shown = [content for content in contents(state) if content != ANSWER]
+    assert set(shown) == {f"board of {station}" for station in expected}
+    assert len(contents(state)) == len(first) + len(second)
+    replaced = [index for kind, _, index in edits(history) if kind == "replace_tool_result"]
+    assert len(replaced) == len(set(replaced))
+
+
+def test_two_tools_do_not_replace_one_message(history: GraphHistory) -> None:
+    @context_tool(replaces="c00")
+    @tool
+    async def map(station: str) -> str:
+        """The map of a station."""
+        return f"map of {station}"
+
+    graph = graph_of(history, board(replaces="c00"), map)
+    both = calls(1, "Bath", "Hull", names=("map", "board"))
+    asyncio.run(graph.ainvoke({"messages": [calls(0, "York")]}, config()))
+    state = asyncio.run(graph.ainvoke({"messages": [both]}, config()))
+    assert contents(state) == ["map of Bath", ANSWER, "board of Hull"]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_error_neither_replaces_nor_is_replaced(raises: bool, history: GraphHistory) -> None:
+    """Later results went into the error's message, and the stale result stayed for good."""
+    results = iter(["packed", "down", "sent", "there"])
+
+    @context_tool
+    @tool
+    def status(order: int, runtime: ToolRuntime) -> Any:
+        """Where an order is."""
+        result = next(results)
+        if result != "down":
+            return result
+        if raises:
+            raise ConnectionError
+        return ToolMessage("down", tool_call_id=runtime.tool_call_id or "", status="error")
+
+    builder = StateGraph(MessagesState)
+    node = ToolNode([status], handle_tool_errors="down")
+    builder.add_node("tools", track_edits(node, history=history))
+    builder.add_edge(START, "tools")
+    graph = builder.compile(checkpointer=history.saver(InMemorySaver()))
+    state: Any = None
+    for number in range(4):
+        state = graph.invoke({"messages": [call(number)]}, config())
+    assert contents(state) == ["there", "down", ANSWER, ANSWER]
