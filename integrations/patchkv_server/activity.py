@@ -22,7 +22,7 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.engine.observing import Answered
 from patchkv_agents.records import edit_record
 from patchkv_server.gauges import Gauges
-from patchkv_server.metrics import ServerMetrics
+from patchkv_server.metrics import TenantMetrics
 from patchkv_server.misses import Miss, examine, may_have_missed
 from patchkv_server.savings import SavingsEstimate
 from patchkv_server.strips import KINDS, Strip, counts, strip
@@ -95,7 +95,7 @@ class Activity:
     def __init__(
         self,
         engine: Engine,
-        metrics: ServerMetrics,
+        metrics: TenantMetrics,
         owner_of: OwnerOf,
         *,
         log_content: bool = False,
@@ -113,8 +113,9 @@ class Activity:
 
     def __call__(self, answered: Answered) -> None:
         """Take note of an answer."""
-        self._metrics.answered(answered)
         tenant, name = self._owner_of(answered.thread)
+        for metrics in self._metrics.of(tenant):
+            metrics.answered(answered)
         with self._lock:
             self._savings.measure(answered)
             thread = self._threads.get(answered.thread)
@@ -141,7 +142,7 @@ class Activity:
             tenant: whose threads are shown; None for all.
             selected: number of the thread whose answers are told in full.
         """
-        places = gauges.places()
+        places = gauges.places(tenant)
         with self._lock:
             threads = [
                 thread
@@ -153,8 +154,8 @@ class Activity:
                 "model": self._engine.model_name,
                 "policy": self._engine.policy.name,
                 "kinds": KINDS,
-                "queue": asdict(gauges.queue()),
-                "memory": asdict(gauges.memory()),
+                "queue": asdict(gauges.queue(tenant)),
+                "memory": asdict(gauges.memory(tenant)),
                 "totals": {
                     "answers": sum(thread.answered for thread in threads),
                     "tokens": {kind: sum(t.tokens[kind] for t in threads) for kind in KINDS},
@@ -210,7 +211,8 @@ class Activity:
             self._examining -= 1
             answer.miss = miss
         if miss is not None:
-            self._metrics.missed(miss)
+            for metrics in self._metrics.of(self._owner_of(answered.thread)[0]):
+                metrics.missed(miss)
 
     def _forget_excerpts(self, tenant: str) -> None:
         """Drop what was quoted of a tenant's contexts: it may be what was to be forgotten."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from patchkv_server import page
@@ -17,7 +18,7 @@ from patchkv_server.activity import Activity
 from patchkv_server.auth import ApiKeys
 from patchkv_server.completions import Completions
 from patchkv_server.errors import ApiError, api_error
-from patchkv_server.metrics import ServerMetrics
+from patchkv_server.metrics import TenantMetrics
 from patchkv_server.service import Service, log_failure
 from patchkv_server.settings import ServerSettings
 
@@ -47,7 +48,7 @@ def create_app(
         store: the engine's checkpoint store, if it has one. Not closed.
     """
     settings, keys = settings or ServerSettings(), keys or ApiKeys()
-    metrics = ServerMetrics()
+    metrics = TenantMetrics(keys.tenants)
     service = Service(engine, settings, metrics, store)
     activity = Activity(
         engine,
@@ -58,7 +59,7 @@ def create_app(
     engine.observer = _both(engine.observer, activity)
     metrics.watch(service)
     if engine.shadow is not None:
-        metrics.watch_shadow(engine.shadow)
+        metrics.total.watch_shadow(engine.shadow)
     models = tuple(dict.fromkeys([model or engine.model_name, engine.model_name]))
     created = int(time.time())
 
@@ -78,11 +79,9 @@ def create_app(
     )
     app.state.service = service
 
-    def viewer(request: Request) -> str | None:
-        tenant = keys.tenant(request.headers)
-        return tenant if keys else None
-
-    app.include_router(page.router(activity, service, metrics, viewer))
+    app.include_router(
+        page.router(activity, service, metrics, lambda request: keys.viewer(request.headers))
+    )
     complete = Completions(service, keys, models)
 
     @app.post("/v1/chat/completions")
@@ -127,24 +126,32 @@ def create_app(
         log_failure("a request failed", error, settings.log_content)
         return JSONResponse(api_error(ApiError(500, "the server failed")).body(), 500)
 
-    app.add_middleware(_Counting, metrics=metrics)
+    app.add_middleware(_Counting, metrics=metrics, keys=keys)
     return app
 
 
 class _Counting:
     """Counts the requests of the API by their status."""
 
-    def __init__(self, app: Any, metrics: ServerMetrics) -> None:
+    def __init__(self, app: Any, metrics: TenantMetrics, keys: ApiKeys) -> None:
         self._app = app
         self._metrics = metrics
+        self._keys = keys
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def counted(message: Any) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.request(message["status"])
+                for metrics in self._metrics.of(tenant):
+                    metrics.request(message["status"])
             await send(message)
 
         is_api = scope["type"] == "http" and scope["path"].startswith("/v1/")
+        tenant: str | None = None
+        if is_api:
+            try:
+                tenant = self._keys.tenant(Headers(scope=scope))
+            except ApiError:  # nobody's
+                pass
         await self._app(scope, receive, counted if is_api else send)
 
 

@@ -14,6 +14,8 @@ from patchkv_server.errors import ApiError
 
 LOCAL = "local"
 """The tenant of requests without key and user."""
+OPERATOR = "operator"
+"""The tenant whose keys show the figures and threads of all tenants."""
 
 
 class ApiKeys:
@@ -65,6 +67,20 @@ class ApiKeys:
                 raise InputError(f"{file} has no API keys: write one a line")
             lines += found
         return cls(lines)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The names of those that have keys."""
+        return frozenset(self._tenants.values())
+
+    def viewer(self, headers: Mapping[str, str]) -> str | None:
+        """The tenant whose threads and figures a request may see; None sees all.
+
+        Raises:
+            ApiError: as `tenant`.
+        """
+        tenant = self.tenant(headers)
+        return tenant if self and tenant != OPERATOR else None
 
     def __bool__(self) -> bool:
         return bool(self._tenants)

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from patchkv_agents.context.rendering.forms import forms_of
+from patchkv_agents.context.rendering.lengths import min_tokens, shown_texts
 from patchkv_agents.errors import PatchKVError
 from patchkv_server.answers import Answered, Completion, Piece
 from patchkv_server.auth import ApiKeys
@@ -22,6 +23,8 @@ from patchkv_server.requests import ChatRequest, read_json, read_request, user_o
 from patchkv_server.service import Event, Ready, Service, Ticket, log_failure
 
 THREAD_HEADER = "x-patchkv-thread"
+LONG_TOKEN = 5
+"""Characters a token: texts of more for all tokens of a context are counted before the work."""
 _CLIENT_GONE = 499  # nobody reads it; in metrics and logs
 
 
@@ -89,8 +92,9 @@ class Completions:
 
     def _parse(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         fields = read_json(body)
-        tokenizer = self._service.engine.tokenizer
+        engine = self._service.engine
         try:
+            self._check_length(fields)
             asked = read_request(
                 fields,
                 tenant=self._keys.tenant(headers, user_of(fields)),
@@ -98,7 +102,7 @@ class Completions:
                 models=self._models,
                 max_tokens=self._service.settings.max_tokens,
             )
-            forms = forms_of(tokenizer)
+            forms = forms_of(engine.tokenizer)
         except PatchKVError as error:
             raise api_error(error) from None
         if asked.tools and asked.tool_choice != "none" and not (forms.tools or forms.calls):
@@ -109,6 +113,18 @@ class Completions:
                 "unsupported_parameter",
             )
         return asked
+
+    def _check_length(self, fields: Mapping[str, Any]) -> None:
+        """Refuse a context that is far too long before it is copied and rendered.
+
+        Raises:
+            ContextTooLongError: it is.
+        """
+        engine, messages = self._service.engine, fields.get("messages")
+        texts = list(shown_texts(messages if isinstance(messages, list) else ()))
+        if sum(map(len, texts)) > LONG_TOKEN * engine.max_tokens:
+            tokens = min_tokens(texts, engine.tokenizer, stop=engine.max_tokens)
+            engine.check_length(max(1, tokens))
 
     def _completion(self, asked: ChatRequest) -> Completion:
         return Completion(

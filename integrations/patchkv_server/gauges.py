@@ -33,16 +33,19 @@ class MemoryByTier:
 
 
 class Gauges(Protocol):
-    """Answers at once: it is asked from the event loop, once a second for each page."""
+    """Answers at once: it is asked from the event loop, once a second for each page.
 
-    def queue(self) -> QueueLengths:
+    Each figure is that of one tenant, or of all together where none is named.
+    """
+
+    def queue(self, tenant: str | None = None) -> QueueLengths:
         """The lengths of the queue."""
         ...
 
-    def memory(self) -> MemoryByTier:
-        """Bytes of KV state by tier."""
+    def memory(self, tenant: str | None = None) -> MemoryByTier:
+        """Bytes of KV state by tier; those of the store for all tenants together only."""
         ...
 
-    def places(self) -> Mapping[ThreadKey, Place]:
+    def places(self, tenant: str | None = None) -> Mapping[ThreadKey, Place]:
         """Where the state of each thread is, as far as there is some."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client import (
@@ -111,9 +111,9 @@ class ServerMetrics:
         """It was found why a request's prefix ended early."""
         self._misses.labels(miss.cause).inc()
 
-    def watch(self, gauges: Gauges) -> None:
-        """Read queue, memory and threads from `gauges` at each scrape. To be called once."""
-        self._registry.register(_GaugeCollector(gauges))
+    def watch(self, gauges: Gauges, tenant: str | None = None) -> None:
+        """Read queue, memory and threads of one tenant, or of all, at each scrape. Call it once."""
+        self._registry.register(_GaugeCollector(gauges, tenant))
 
     def watch_shadow(self, shadow: Shadow) -> None:
         """Read what shadow checks have found at each scrape. To be called once."""
@@ -131,16 +131,47 @@ class ServerMetrics:
         return name
 
 
+class TenantMetrics:
+    """The metrics of all tenants together, and those of each tenant that has a key.
+
+    Args:
+        tenants: names of those that have keys.
+
+    Attributes:
+        total: of all together.
+    """
+
+    def __init__(self, tenants: Iterable[str] = ()) -> None:
+        self.total = ServerMetrics()
+        self._own = {tenant: ServerMetrics() for tenant in tenants}
+
+    def visible_to(self, tenant: str | None) -> ServerMetrics:
+        """What a tenant may see; None sees all."""
+        return self.total if tenant is None else self._own[tenant]
+
+    def of(self, tenant: str | None) -> tuple[ServerMetrics, ...]:
+        """The metrics to which an event of a tenant counts."""
+        own = None if tenant is None else self._own.get(tenant)
+        return (self.total,) if own is None else (self.total, own)
+
+    def watch(self, gauges: Gauges) -> None:
+        """Read queue, memory and threads from `gauges` at each scrape. To be called once."""
+        for tenant, metrics in ((None, self.total), *self._own.items()):
+            metrics.watch(gauges, tenant)
+
+
 class _GaugeCollector(Collector):
     """Asks the gauges once for each scrape."""
 
-    def __init__(self, gauges: Gauges) -> None:
+    def __init__(self, gauges: Gauges, tenant: str | None) -> None:
         self._gauges = gauges
+        self._tenant = tenant
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now."""
-        queue, memory = self._gauges.queue(), self._gauges.memory()
-        where = Counts(self._gauges.places().values())
+        gauges, tenant = self._gauges, self._tenant
+        queue, memory = gauges.queue(tenant), gauges.memory(tenant)
+        where = Counts(gauges.places(tenant).values())
         yield _family(
             "queue_requests",
             "Requests in the queue and at the model.",

@@ -34,6 +34,10 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._count
 
+    def lengths(self, tenant: str) -> tuple[int, int]:
+        """How many items of a tenant wait, and how many are running."""
+        return len(self._waiting.get(tenant, ())), self._running[tenant]
+
     def __iter__(self) -> Iterator[Item]:
         for items in self._waiting.values():
             yield from items

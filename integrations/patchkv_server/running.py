@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import HANDLED_SIGNALS
 
 from patchkv_agents.errors import PatchKVError
@@ -33,6 +37,7 @@ class AppServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, host: str, port: int, *, grace_s: float = GRACE_S) -> None:
+        service: Service = app.state.service
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,9 +46,10 @@ class AppServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=2,
+                http=partial(_Protocol, service.settings.body_timeout_s),  # type: ignore[arg-type]
             )
         )
-        self._service: Service = app.state.service
+        self._service = service
         self._grace_s = grace_s
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -74,6 +80,48 @@ class AppServer(uvicorn.Server):
         await self._service.finish(self._grace_s, lambda: self.force_exit)
         self.force_exit = False  # what is left takes little time, and stores the threads
         await super().shutdown(sockets)
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 on one connection, which is closed where headers do not arrive in time."""
+
+    def __init__(self, timeout_s: float, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _time(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # the headers are there
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._timeout_s, self._close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
+        self.transport.write(
+            b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        )
+        self.transport.close()
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

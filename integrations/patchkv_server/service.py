@@ -18,7 +18,7 @@ from patchkv_agents.context.answers import AnswerStyle
 from patchkv_server.answers import Answered, Piece
 from patchkv_server.errors import ApiError
 from patchkv_server.gauges import MemoryByTier, Place, QueueLengths
-from patchkv_server.metrics import ServerMetrics
+from patchkv_server.metrics import TenantMetrics
 from patchkv_server.queueing import FairQueue
 from patchkv_server.settings import ServerSettings
 from patchkv_server.threads import Claim, ThreadTable
@@ -90,7 +90,7 @@ class Service:
         self,
         engine: Engine,
         settings: ServerSettings,
-        metrics: ServerMetrics,
+        metrics: TenantMetrics,
         store: CheckpointStore | None = None,
     ) -> None:
         self.engine = engine
@@ -177,21 +177,24 @@ class Service:
         """Give up a request; does nothing if it is done."""
         if self._queue.remove(ticket.request.tenant, ticket) or ticket in self._running:
             if not ticket.cancelled.is_set():
-                self._metrics.cancelled()
+                for metrics in self._metrics.of(ticket.request.tenant):
+                    metrics.cancelled()
             ticket.cancelled.set()
 
-    def queue(self) -> QueueLengths:
-        """How many requests wait, and how many are being answered."""
+    def queue(self, tenant: str | None = None) -> QueueLengths:
+        """How many requests wait, and how many are being answered; of one tenant or of all."""
+        if tenant is not None:
+            return QueueLengths(*self._queue.lengths(tenant))
         return QueueLengths(waiting=len(self._queue), running=self._queue.running)
 
-    def memory(self) -> MemoryByTier:
-        """Bytes of state, by where it is."""
-        live, suspended = self.threads.memory()
-        return MemoryByTier(live, suspended, self._store_bytes[1])
+    def memory(self, tenant: str | None = None) -> MemoryByTier:
+        """Bytes of state, by where it is; of one tenant, or of all and of the store."""
+        live, suspended = self.threads.memory(tenant)
+        return MemoryByTier(live, suspended, self._store_bytes[1] if tenant is None else None)
 
-    def places(self) -> Mapping[ThreadKey, Place]:
-        """Where the state of each thread is."""
-        return self.threads.places()
+    def places(self, tenant: str | None = None) -> Mapping[ThreadKey, Place]:
+        """Where the state of each thread is; of one tenant or of all."""
+        return self.threads.places(tenant)
 
     def _dispatch(self) -> None:
         """Begin with what can be begun with."""
@@ -201,7 +204,8 @@ class Service:
                 return
             ticket, claim = taken
             self._running.add(ticket)
-            self._metrics.waited(time.monotonic() - ticket.arrived)
+            for metrics in self._metrics.of(ticket.request.tenant):
+                metrics.waited(time.monotonic() - ticket.arrived)
             self._workers.submit(self._run, ticket, claim, asyncio.get_running_loop())
 
     def _done(self, ticket: Ticket) -> None:
@@ -221,9 +225,9 @@ class Service:
     def _tidy(self) -> None:
         try:
             self.threads.suspend_idle(self.settings.idle_suspend_s)
-            given_up = self.threads.fit(self.settings.memory_budget_bytes)
-            if given_up:
-                self._metrics.evicted(given_up)
+            for tenant in self.threads.fit(self.settings.memory_budget_bytes):
+                for metrics in self._metrics.of(tenant):
+                    metrics.evicted()
             if self._store is not None:
                 now = time.monotonic()
                 if now - self._store_bytes[0] >= _STORE_STATS_S:

@@ -226,7 +226,7 @@ class ThreadTable:
             count += self._suspend(entry)
         return count
 
-    def fit(self, budget_bytes: int) -> int:
+    def fit(self, budget_bytes: int) -> list[str]:
         """Bring state in memory below the budget, and the table to its size. Takes time.
 
         Threads are suspended, then given up: those that were answered only once go first, then
@@ -234,21 +234,22 @@ class ThreadTable:
         for the table are deleted, from the engine's stores too.
 
         Returns:
-            How many were given up.
+            The tenants whose threads were given up, one for each.
         """
         tried: set[Entry] = set()
         while self._bytes() > budget_bytes and (entry := self._take("live", tried)) is not None:
             self._suspend(entry)
-        given_up = 0
+        given_up: list[str] = []
         tried = set()
         while (
             self._bytes() > budget_bytes and (entry := self._take("suspended", tried)) is not None
         ):
-            given_up += self._give_up(entry)
+            if self._give_up(entry):
+                given_up.append(entry.tenant)
         tried = set()
         while len(self._entries) > self._most and (entry := self._take(None, tried)) is not None:
             self._delete(entry.key)
-            given_up += 1
+            given_up.append(entry.tenant)
         return given_up
 
     def suspend_all(self) -> None:
@@ -332,19 +333,23 @@ class ThreadTable:
 
     # What others are told
 
-    def memory(self) -> tuple[int, int]:
+    def memory(self, tenant: str | None = None) -> tuple[int, int]:
         """Bytes of live and of suspended state; what threads share counts for each."""
         with self._lock:
-            entries = self._entries.values()
+            entries = self._of(tenant)
             return sum(e.live_bytes for e in entries), sum(e.suspended_bytes for e in entries)
 
-    def places(self) -> Mapping[ThreadKey, Place]:
+    def places(self, tenant: str | None = None) -> Mapping[ThreadKey, Place]:
         """Where the state of each thread is."""
         with self._lock:
             return {
-                key: "answering" if entry.is_busy else entry.place
-                for key, entry in self._entries.items()
+                entry.key: "answering" if entry.is_busy else entry.place
+                for entry in self._of(tenant)
             }
+
+    def _of(self, tenant: str | None) -> list[Entry]:
+        entries = self._entries.values()
+        return [entry for entry in entries if tenant is None or entry.tenant == tenant]
 
     def _bytes(self) -> int:
         return sum(self.memory())

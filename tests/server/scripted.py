@@ -13,7 +13,7 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_server.activity import Activity
 from patchkv_server.gauges import MemoryByTier, Place, QueueLengths
-from patchkv_server.metrics import ServerMetrics
+from patchkv_server.metrics import TenantMetrics
 from patchkv_server.page import router
 
 KEYS = {"key-a": "a", "key-b": "b"}
@@ -46,13 +46,13 @@ class FixedGauges:
     store_bytes: int | None = None
     where: dict[ThreadKey, Place] = field(default_factory=dict)
 
-    def queue(self) -> QueueLengths:
+    def queue(self, tenant: str | None = None) -> QueueLengths:
         return QueueLengths(self.waiting, self.running)
 
-    def memory(self) -> MemoryByTier:
+    def memory(self, tenant: str | None = None) -> MemoryByTier:
         return MemoryByTier(live_bytes=3_000_000, suspended_bytes=750, store_bytes=self.store_bytes)
 
-    def places(self) -> dict[ThreadKey, Place]:
+    def places(self, tenant: str | None = None) -> dict[ThreadKey, Place]:
         return self.where
 
 
@@ -61,7 +61,7 @@ class Scripted:
 
     def __init__(self, engine: Engine, *, log_content: bool = False, keys: bool = False) -> None:
         self.engine = engine
-        self.metrics = ServerMetrics()
+        self.metrics = TenantMetrics(KEYS.values() if keys else ())
         self.gauges = FixedGauges()
         self.activity = Activity(engine, self.metrics, self._owner, log_content=log_content)
         engine.observer = self.activity

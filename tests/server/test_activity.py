@@ -98,7 +98,7 @@ def test_strip_has_the_place_of_each_token(served):
 def test_no_text_of_a_context_without_the_flag(served):
     served.ask(conversation())
     served.ask(conversation(train=LATE))
-    everything = json.dumps(served.state(selected=1)) + served.metrics.text().decode()
+    everything = json.dumps(served.state(selected=1)) + served.metrics.total.text().decode()
     for text in (SECRET, "York", "cancelled", "8:10", "morning"):
         assert text not in everything
 

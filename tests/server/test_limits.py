@@ -188,6 +188,43 @@ def test_a_body_that_does_not_arrive(new_engine: NewEngine) -> None:
         assert b'"code":"timeout"' in answer
 
 
+def test_a_context_that_is_far_too_long_is_refused_before_the_work(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15 MB of text took 31 to 108 s and 3.6 GB of memory before they were refused."""
+    engine, encoded = new_engine(), []
+    call = type(engine.tokenizer).__call__
+
+    def counting(self: Any, text: Any, *args: Any, **options: Any) -> Any:
+        encoded.append(len(text))
+        return call(self, text, *args, **options)
+
+    monkeypatch.setattr(type(engine.tokenizer), "__call__", counting)
+    parts = [{"type": "text", "text": "Many words. " * 500_000} for _ in range(2)]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": parts}]}
+    with serving(engine) as served:
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=20)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "maximum context length is 8192 tokens" in answer.json()["error"]["message"]
+    assert sum(encoded) < 200_000  # of 12 million characters
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("half", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc"])
+def test_headers_that_do_not_arrive(new_engine: NewEngine, first: bytes, half: bytes) -> None:
+    """Half-sent headers held a connection for as long as the client liked."""
+    if first and not half:
+        pytest.skip("an idle connection that was used is kept alive for a while")
+    with serving(new_engine(), ServerSettings(body_timeout_s=0.2)) as served:
+        address = httpx.URL(served.url)
+        with socket.create_connection((address.host, address.port or 0), timeout=20) as connection:
+            connection.sendall(first + half)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))  # until it is closed
+        assert b"HTTP/1.1 408 " in answer
+        assert (b'"status":"ok"' in answer) == bool(first)
+
+
 @pytest.mark.parametrize("broken", ["engine", "reading", "writing"])
 def test_an_internal_error_tells_nothing(
     new_engine: NewEngine,

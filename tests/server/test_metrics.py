@@ -32,7 +32,7 @@ def test_answers_are_counted(smollm2_tokenizer):
     served.ask(conversation(train="is late"), thread="a-secret-thread")
     served.settle()
     served.activity.close()
-    found = samples(served.metrics)
+    found = samples(served.metrics.total)
     total = served.activity.state(served.gauges, None, None)["totals"]["tokens"]
     for kind, tokens in total.items():
         assert found["patchkv_prompt_tokens_total", kind] == tokens
@@ -45,7 +45,7 @@ def test_answers_are_counted(smollm2_tokenizer):
     assert found["patchkv_fallbacks_total",] == 0
     assert found["patchkv_memory_bytes", "live"] == 3e6
     assert found["patchkv_threads", "live"] == 1 and found["patchkv_threads", "stored"] == 0
-    assert "secret" not in served.metrics.text().decode()
+    assert "secret" not in served.metrics.total.text().decode()
 
 
 def test_requests_are_counted():

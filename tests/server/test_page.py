@@ -69,7 +69,7 @@ def test_state_and_metrics_need_the_key(engine):
     assert [thread["name"] for thread in state["threads"]] == ["of b"] and not state["selected"]
     assert get(served.app, "/patchkv/state?thread=x", authorization="Bearer key-b").is_client_error
     answer = get(served.app, "/metrics", authorization="Bearer key-a")
-    assert answer.headers["content-type"] == served.metrics.content_type
+    assert answer.headers["content-type"] == served.metrics.total.content_type
     assert b"patchkv_prompt_tokens_total" in answer.content
     served.activity.close()
 

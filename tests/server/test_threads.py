@@ -148,6 +148,23 @@ def test_tenants_never_share(new_engine: NewEngine) -> None:
         assert {("ann", "mine"), ("bob", "mine")} <= tenants
 
 
+def test_a_key_sees_no_other_tenants_figures(new_engine: NewEngine) -> None:
+    keys = ["ann:secret-key-1", "bob:secret-key-2", "operator:secret-key-3"]
+    with serving(new_engine(), keys=keys) as served:
+        ask(served, talk("Ann"), "secret-key-1")
+
+        def seen(key: str, path: str) -> httpx.Response:
+            return httpx.get(served.url + path, headers={"Authorization": f"Bearer {key}"})
+
+        for key, answers in (("secret-key-1", 1), ("secret-key-2", 0), ("secret-key-3", 1)):
+            metrics, state = seen(key, "/metrics").text, seen(key, "/patchkv/state").json()
+            assert f"patchkv_output_tokens_total {4.0 * answers}" in metrics
+            assert ('patchkv_requests_total{status="200"} 1.0' in metrics) == bool(answers)
+            assert f'patchkv_threads{{place="live"}} {float(answers)}' in metrics
+            assert (state["memory"]["live_bytes"] > 0) == bool(answers)
+            assert (state["totals"]["answers"], len(state["threads"])) == (answers, answers)
+
+
 def test_users_are_tenants_without_keys(new_engine: NewEngine) -> None:
     with serving(new_engine()) as served:
         ask(served, talk("Ann"), user="a/b")
@@ -285,11 +302,11 @@ def test_one_thread_that_fails_does_not_end_the_housekeeping(
         else:
             patch.setattr(threads, "_sizes", fail)
         assert table.suspend_idle(-1.0) == 2
-        assert table.fit(0) == 2
+        assert len(table.fit(0)) == 2
         assert len(failures) == 2  # once a pass
     assert sorted(table.places().values()) == ["live"]  # the one that failed, and is not busy
     assert table.suspend_idle(-1.0) == 1
-    assert table.fit(0) == 1
+    assert len(table.fit(0)) == 1
 
 
 def test_a_thread_that_cannot_be_dropped_is_free(
@@ -304,13 +321,13 @@ def test_a_thread_that_cannot_be_dropped_is_free(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "drop", fail)
-        assert table.fit(0) == 0
+        assert len(table.fit(0)) == 0
         claim = table.claim(_request("c"))
         assert claim is not None
         table.release(claim, None, answered=False)
         assert "answering" not in table.places().values()
     assert failures
-    assert table.fit(0) == 2
+    assert len(table.fit(0)) == 2
     assert set(table.places().values()) == {"stored"}  # the new one, of which there is nothing
 
 
@@ -333,7 +350,7 @@ def test_threads_beyond_the_limit_are_deleted_for_good(
     own.commit(talk("Zoe", 1))  # a program's own, in the same file
     _answer(table, engine, "abc")
     table.suspend_all()
-    assert table.fit(2**40) == 1
+    assert len(table.fit(2**40)) == 1
     engine.flush()
     (gone,) = {"serve/local/a", "serve/local/b", "serve/local/c"} - _known(engine)
     assert gone == "serve/local/a"

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from patchkv_server.activity import Activity
 from patchkv_server.gauges import Gauges
-from patchkv_server.metrics import ServerMetrics
+from patchkv_server.metrics import TenantMetrics
 
 Viewer = Callable[[Request], str | None]
-"""The tenant whose threads a request may see; None where there are no keys: all of them.
+"""The tenant whose threads and figures a request may see; None sees all.
 
 Raises an `ApiError`: 401 where a key is missing or wrong, 403 where there are no keys and the
 request was made to another name than this machine's (by a web page that stands for it).
@@ -35,7 +35,7 @@ _FILES = {
 }
 
 
-def router(activity: Activity, gauges: Gauges, metrics: ServerMetrics, viewer: Viewer) -> APIRouter:
+def router(activity: Activity, gauges: Gauges, metrics: TenantMetrics, viewer: Viewer) -> APIRouter:
     """Routes: `/` and its files, `/patchkv/state`, `/metrics`.
 
     The page and its files hold nothing secret and need no key.
@@ -52,8 +52,8 @@ def router(activity: Activity, gauges: Gauges, metrics: ServerMetrics, viewer: V
 
     @routes.get("/metrics")
     def prometheus(request: Request) -> Response:
-        viewer(request)
-        return Response(metrics.text(), headers={"Content-Type": metrics.content_type})
+        visible = metrics.visible_to(viewer(request))
+        return Response(visible.text(), headers={"Content-Type": visible.content_type})
 
     return routes
 
