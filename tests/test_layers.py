@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("patchkv_kernels",),
     ("alignment",),
     ("context",),
-    ("checkpoint",),
+    ("checkpoint", "progress"),
     ("recovery",),
     ("records",),
     ("backends",),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -12,6 +11,7 @@ from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import ContextVersion, Conversation
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine, Reply, Thread
+from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.recovery import RecoveryPolicy
 
 CONTINUATION_TOKENS = 16
@@ -67,7 +67,7 @@ def compare_methods(
     *,
     rounds: int = 1,
     max_new_tokens: int = 24,
-    progress: Callable[[str], None] = lambda step: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> Comparison:
     """Answer `old`, suspend, then answer `new` by every policy from that state.
 
@@ -80,11 +80,11 @@ def compare_methods(
         policies: the methods; results carry their names.
         rounds: how often every method runs. Answers come from the first round.
         max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
-        progress: told what runs next, how many steps there are, and how long the rest may take.
+        progress: called at the beginning of each step.
     """
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-    started = time.perf_counter()
-    progress("prefill of the old context")
+    steps = rounds * (len(policies) + 1)
+    progress(Progress("prefill of the old context", 0, steps + 1))
     maps = any(policy.selection.needs_map for policy in policies)
     with SharedStates(engine, answer_tokens=answer_tokens, maps=maps) as states:
         old_state = states.exact(old)
@@ -93,13 +93,9 @@ def compare_methods(
         plans = {"full_prefill": RecoveryPolicy.exact()}
         plans |= {policy.name: policy for policy in policies}
         replies: dict[str, list[Reply]] = {name: [] for name in plans}
-        prefill_s = time.perf_counter() - started
-        steps = rounds * len(plans)
         for step in range(steps):
             name = list(plans)[step % len(plans)]
-            # Full prefill and prefix cache take about as long as the first prefill, others little.
-            left_s = prefill_s * 2 * (steps - step) / len(plans)
-            progress(f"{name.replace('_', ' ')} ({step + 1} of {steps}, about {left_s:.0f} s left)")
+            progress(Progress(name.replace("_", " "), step + 1, steps + 1))
             thread, reply = states.resume(
                 origins[name],
                 new,

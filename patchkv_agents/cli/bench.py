@@ -11,18 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from patchkv_agents.cli.bench_view import counts_of, show, told, values_of
+from patchkv_agents.cli.options import AsJson, ModelOption
 from patchkv_agents.errors import InputError
 
 bench = typer.Typer(
     help="Measure what recovery costs: resumes, and each part of them.", no_args_is_help=True
 )
 
-Model = Annotated[
-    str,
-    typer.Option("--model", "-m", help="smollm2 (embedded), a folder, or a Transformers model id."),
-]
 Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; figures are medians.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Out = Annotated[Path | None, typer.Option(help="Also write bench-<name>.json into this folder.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Layers = Annotated[int, typer.Option(min=1, help="Layers of the model whose rows these could be.")]
@@ -54,7 +50,7 @@ def resume(
         str, typer.Option(help="What patchkv is compared with besides prefix_cache.")
     ] = "direct_reuse,cacheblend",
     rounds: Rounds = 3,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -170,7 +166,7 @@ def formats(
     candidates: Annotated[
         int, typer.Option(min=0, help="Contexts on which all quantisers are compared.")
     ] = 0,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -193,7 +189,7 @@ def formats(
 def attention(
     tokens: Annotated[str, typer.Option(help="Lengths.")] = "1000,2000,4000",
     rounds: Rounds = 5,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -236,7 +232,7 @@ def packing(
     threads: Annotated[int, typer.Option(min=2, help="Threads that have rows to run.")] = 4,
     rows: Annotated[str, typer.Option(help="Rows of each thread.")] = "1,8,32,64,128,256,500",
     rounds: Rounds = 5,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -258,7 +254,7 @@ def drift(
     limit: Annotated[int, typer.Option(min=1, help="Episodes made of rows.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Length of the contexts.")] = 2000,
     block: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 32,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -284,7 +280,7 @@ def sensitivity(
     format: Annotated[
         str, typer.Option(help="In which one block is stored: k8v8, k8v4 or k4v4.")
     ] = "k8v4",
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
@@ -314,7 +310,7 @@ def selection(
     window: Annotated[int, typer.Option(min=0, help="Window of all rules, tokens.")] = 32,
     tail: Annotated[int, typer.Option(min=1, help="Query tail of all rules, tokens.")] = 64,
     draws: Annotated[int, typer.Option(min=1, help="Draws of the random rule.")] = 3,
-    model: Model = "smollm2",
+    model: ModelOption = "smollm2",
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkv_agents.cli.options import AsJson, ModelOption
 from patchkv_agents.console import new_console
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.episode import DEFAULT_TOKENS, build_episode
+from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.alignment import Alignment
@@ -31,12 +33,7 @@ _REPORT_FIELDS = (
 
 
 def demo(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="smollm2 (embedded), a folder, or a Transformers model id."
-        ),
-    ] = "smollm2",
+    model: ModelOption = "smollm2",
     tokens: Annotated[
         int | None,
         typer.Option(min=1, help=f"Length of the built-in episode; {DEFAULT_TOKENS} if left out."),
@@ -50,9 +47,7 @@ def demo(
     new: Annotated[
         Path | None, typer.Option(help="Your own conversation after the edit (JSON).")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Edit an agent's context in its middle and compare ways to bring its KV cache back.
 
@@ -60,8 +55,6 @@ def demo(
     was stale and is replaced. With --old and --new it runs on your own two conversations,
     {"messages": [...], "tools": [...]} in OpenAI form.
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from patchkv_agents.context import load_conversation
 
     if (old is None) != (new is None):
@@ -71,12 +64,7 @@ def demo(
     own = None
     if old is not None and new is not None:
         own = (load_conversation(old), load_conversation(new))
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    errors = new_console(stderr=True)
-    with Progress(
-        *columns, console=errors, transient=True, disable=not errors.is_terminal
-    ) as progress:
-        bar = progress.add_task(f"loading {model}", total=None)
+    with show_progress(f"loading {model}") as progress:
         from patchkv_agents.alignment import align
         from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
         from patchkv_agents.cli.demo_view import Task, show
@@ -99,7 +87,7 @@ def demo(
             (PREFIX_CACHE, DIRECT_REUSE, policy),
             rounds=rounds,
             max_new_tokens=ANSWER_TOKENS,
-            progress=lambda step: progress.update(bar, description=step),
+            progress=progress,
         )
     if as_json:
         typer.echo(json.dumps(_document(model, alignment, comparison)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.cli.tokens import ModelOption, ModelTokens, load_tokens
 from patchkv_agents.console import naming, new_console
 
@@ -24,9 +25,7 @@ def diff(
     min_run: Annotated[
         int, typer.Option(min=1, help="Shorter matches inside changed text do not count.")
     ] = 16,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what changed between two versions of a context, and what can be recovered.
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from patchkv_agents.cli.options import AsJson, ModelOption
 from patchkv_agents.console import new_console, plural
 from patchkv_agents.errors import InputError
+from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
     from patchkv_evals.datasets import QARow
-    from patchkv_evals.running import Progress, RunSpec
+    from patchkv_evals.running import RunSpec
 
 
 def evaluate(
@@ -43,12 +44,7 @@ def evaluate(
     methods: Annotated[
         str, typer.Option(help="main, ablations, all, or names with commas between.")
     ] = "main",
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="smollm2 (embedded), a folder, or a Transformers model id."
-        ),
-    ] = "smollm2",
+    model: ModelOption = "smollm2",
     recovery_profile: Annotated[
         str | None,
         typer.Option(
@@ -76,9 +72,7 @@ def evaluate(
     budget_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no episode after so many minutes.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure methods on edited agent episodes made from question-answering rows.
 
@@ -121,7 +115,7 @@ def evaluate(
         profile_sha256=None if profile is None else profile.policies_sha256,
     )
     spec, rows = _rows(spec, data)
-    with _progress(model) as show:
+    with show_progress(f"loading {model}") as show:
         exact = RecoveryPolicy.exact()  # each call names its policy
         engine = Engine.from_pretrained(model, policy=exact, recovery_profile=profile)
         outcome = run(
@@ -180,36 +174,6 @@ def _rows(spec: RunSpec, data: Path | None) -> tuple[RunSpec, Sequence[QARow]]:
         raise InputError("the data set has no usable row")
     source = None if data is None else str(data)
     return replace(spec, data=source, data_sha256=digest_of(data, loaded.rows)), loaded.rows
-
-
-@contextmanager
-def _progress(model: str) -> Iterator[Callable[[Progress], None]]:
-    """Shows on standard error where a run stands: a bar in a terminal, else a line an episode."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    console = new_console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(f"loading {model}", total=None)
-
-        def show(state: Progress) -> None:
-            left = "" if state.left_s is None else f", about {_duration(state.left_s)} left"
-            text = f"{state.doing}{left}"
-            bars.update(bar, description=text, completed=state.done, total=state.total)
-            if not console.is_terminal:
-                console.print(f"{state.done} of {state.total}: {text}")
-
-        yield show
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _compare(folders: Sequence[Path], as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
 from patchkv_agents.cli.tokens import ModelOption, load_tokens
 from patchkv_agents.console import naming, new_console
@@ -39,9 +40,7 @@ def explain(
     ] = None,
     new: Annotated[Path | None, typer.Option(help="The conversation after it (JSON).")] = None,
     model: ModelOption = "smollm2",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Explain why a version cannot use the whole of the KV cache of the one before.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
 from patchkv_agents.console import new_console, plural
 
@@ -19,9 +20,7 @@ def log(
     branch: Annotated[
         str | None, typer.Option(help="Only what led to this branch's newest version.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the versions of a thread, newest first, with the edits that made each of them."""
     from patchkv_agents.cli.version_view import print_version, version_document

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.console import NARROW, new_console
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ def models(
             "is read. Without a name: the list of families."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which models are supported: recovered, reused exactly, or refused, and why."""
     from patchkv_agents.backends.transformers.families import FAMILIES

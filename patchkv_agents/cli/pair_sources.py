@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -20,121 +21,128 @@ if TYPE_CHECKING:
 
 _GROUP = "Pairs of contexts"
 
-PairFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--pairs",
-        help="JSONL file: old and new messages, or versions, a line. May be repeated.",
-        dir_okay=False,
-        rich_help_panel=_GROUP,
-    ),
-]
-HistoryFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--history",
-        help="SQLite file of histories: the edits that your own agents made.",
-        dir_okay=False,
-        rich_help_panel=_GROUP,
-    ),
-]
-Episodes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--episodes",
-        help="Edited episodes of a data set, such as hotpotqa. May be repeated.",
-        rich_help_panel=_GROUP,
-    ),
-]
-DataFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--data",
-        help="File of that data set, one for each --episodes; else Hugging Face `datasets` loads "
-        "it.",
-        rich_help_panel=_GROUP,
-    ),
-]
-Quick = Annotated[
-    bool,
-    typer.Option(
-        "--quick", help="Synthetic pairs that come with the package.", rich_help_panel=_GROUP
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, help="Pairs of each kind of edit and data set.", rich_help_panel=_GROUP),
-]
-Tokens = Annotated[int, typer.Option(min=1, help="Length of episodes.", rich_help_panel=_GROUP)]
-Edits = Annotated[
-    str,
-    typer.Option(
-        help="Kinds of episodes, with commas between: refresh, flip, flip_noted, clear, "
-        "summarize, revise_plan, multi, chain, retries.",
-        rich_help_panel=_GROUP,
-    ),
-]
 
-DEFAULT_TOKENS = 2048
-DEFAULT_EDITS = "refresh,flip,clear,summarize"
+@dataclass(frozen=True, slots=True)
+class PairSources:
+    """The options that name pairs, and the pairs that they name."""
 
+    pairs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--pairs",
+            help="JSONL file: old and new messages, or versions, a line. May be repeated.",
+            dir_okay=False,
+            rich_help_panel=_GROUP,
+        ),
+    ] = None
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            help="SQLite file of histories: the edits that your own agents made.",
+            dir_okay=False,
+            rich_help_panel=_GROUP,
+        ),
+    ] = None
+    episodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--episodes",
+            help="Edited episodes of a data set, such as hotpotqa. May be repeated.",
+            rich_help_panel=_GROUP,
+        ),
+    ] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="File of that data set, one for each --episodes; else Hugging Face `datasets` "
+            "loads it.",
+            rich_help_panel=_GROUP,
+        ),
+    ] = None
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Synthetic pairs that come with the package.", rich_help_panel=_GROUP
+        ),
+    ] = False
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Pairs of each kind of edit and data set.", rich_help_panel=_GROUP
+        ),
+    ] = None
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Length of episodes.", rich_help_panel=_GROUP)
+    ] = 2048
+    edits: Annotated[
+        str,
+        typer.Option(
+            help="Kinds of episodes, with commas between: refresh, flip, flip_noted, clear, "
+            "summarize, revise_plan, multi, chain, retries.",
+            rich_help_panel=_GROUP,
+        ),
+    ] = "refresh,flip,clear,summarize"
 
-def read_sources(
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    pairs: Sequence[Path] | None,
-    history: Path | None,
-    episodes: Sequence[str] | None,
-    data: Sequence[Path] | None,
-    quick: bool,
-    limit: int | None,
-    tokens: int,
-    edits: str,
-) -> list[PairSet]:
-    """The pairs of all sources that are named, each a set of its own.
+    def check(self) -> None:
+        """Check what can be told before a model is loaded.
 
-    Args:
-        tokenizer: of the model.
-        pairs, history, episodes, data, quick, limit, tokens, edits: the options above, as
-            `check_sources` has accepted them.
+        Raises:
+            InputError: nothing is named, a file is missing, or data sets and files do not fit.
+        """
+        if not (self.pairs or self.history or self.episodes or self.quick):
+            raise InputError(
+                "name the pairs: --pairs FILE, --history FILE, --episodes NAME or --quick"
+            )
+        if self.data and len(self.data) != len(self.episodes or ()):
+            raise InputError("give one --data for each --episodes, in the same order, or none")
+        history = [self.history] if self.history else []
+        for file in (*(self.pairs or ()), *history, *(self.data or ())):
+            if not file.exists():
+                raise InputError(f"there is no file {file}: check the path")
 
-    Raises:
-        InputError: a source cannot be used.
-        HistoryStoreError: the history is damaged.
-    """
-    from patchkv_agents.profiling.pair_readers import history_pairs, read_pairs
-    from patchkv_agents.profiling.quick import quick_pairs
+    def read(self, tokenizer: PreTrainedTokenizerBase) -> list[PairSet]:
+        """The pairs of all sources that are named, each a set of its own.
 
-    found = [read_pairs(file) for file in pairs or ()]
-    if history is not None:
-        found.append(history_pairs(history))
-    if quick:
-        found.append(quick_pairs())
-    for number, dataset in enumerate(episodes or ()):
-        file = data[number] if data else None
-        found.append(_episodes(dataset, file, tokenizer, limit, tokens, edits))
-    return [source.first(limit) for source in found]
+        Args:
+            tokenizer: of the model.
 
+        Raises:
+            InputError: a source cannot be used.
+            HistoryStoreError: the history is damaged.
+        """
+        from patchkv_agents.profiling.pair_readers import history_pairs, read_pairs
+        from patchkv_agents.profiling.quick import quick_pairs
 
-def check_sources(
-    pairs: Sequence[Path] | None,
-    history: Path | None,
-    episodes: Sequence[str] | None,
-    data: Sequence[Path] | None,
-    quick: bool,
-) -> None:
-    """Check what can be told before a model is loaded.
+        sources = [read_pairs(file) for file in self.pairs or ()]
+        if self.history is not None:
+            sources.append(history_pairs(self.history))
+        if self.quick:
+            sources.append(quick_pairs())
+        files: Sequence[Path | None] = self.data or [None] * len(self.episodes or ())
+        sources += [
+            self._episodes(dataset, file, tokenizer)
+            for dataset, file in zip(self.episodes or (), files, strict=True)
+        ]
+        return [source.first(self.limit) for source in sources]
 
-    Raises:
-        InputError: nothing is named, a file is missing, or data sets and files do not fit.
-    """
-    if not (pairs or history or episodes or quick):
-        raise InputError("name the pairs: --pairs FILE, --history FILE, --episodes NAME or --quick")
-    if data and len(data) != len(episodes or ()):
-        raise InputError("give one --data for each --episodes, in the same order, or none")
-    for file in (*(pairs or ()), *([history] if history else ()), *(data or ())):
-        if not file.exists():
-            raise InputError(f"there is no file {file}: check the path")
+    def _episodes(
+        self, dataset: str, file: Path | None, tokenizer: PreTrainedTokenizerBase
+    ) -> PairSet:
+        from patchkv_evals.datasets import load_hub, load_rows
+        from patchkv_evals.profiling_pairs import episode_pairs
+
+        loaded = load_hub(dataset) if file is None else load_rows(file, dataset)
+        kinds = tuple(dict.fromkeys(name.strip() for name in self.edits.split(",")))
+        return episode_pairs(
+            dataset,
+            loaded.rows,
+            tokenizer,
+            edits=cast("tuple[EpisodeKind, ...]", kinds),
+            limit=self.limit,
+            tokens=self.tokens,
+        )
 
 
 def check_out(out: Path) -> None:
@@ -164,26 +172,3 @@ def show_skipped(skipped: Sequence[Skipped]) -> None:
 
     for reason, count in Counter(each.reason for each in skipped).items():
         typer.echo(escaped(f"left out {plural(count, 'pair')}: {reason}"), err=True)
-
-
-def _episodes(
-    dataset: str,
-    file: Path | None,
-    tokenizer: PreTrainedTokenizerBase,
-    limit: int | None,
-    tokens: int,
-    edits: str,
-) -> PairSet:
-    from patchkv_evals.datasets import load_hub, load_rows
-    from patchkv_evals.profiling_pairs import episode_pairs
-
-    loaded = load_hub(dataset) if file is None else load_rows(file, dataset)
-    kinds = tuple(dict.fromkeys(name.strip() for name in edits.split(",")))
-    return episode_pairs(
-        dataset,
-        loaded.rows,
-        tokenizer,
-        edits=cast("tuple[EpisodeKind, ...]", kinds),
-        limit=limit,
-        tokens=tokens,
-    )

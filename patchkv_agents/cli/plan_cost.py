@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.console import NARROW, new_console
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ def plan_cost(
     transfer_gb_s: Annotated[
         float | None, typer.Option(help="Rate at which stored rows arrive, such as a disk's.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict the time to first token of every method, and from where on recovery pays."""
     from patchkv_agents.errors import InputError

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from patchkv_agents.cli.model_options import Device, Dtype, load_options
-from patchkv_agents.cli.pair_sources import (
-    DEFAULT_EDITS,
-    DEFAULT_TOKENS,
-    DataFiles,
-    Edits,
-    Episodes,
-    HistoryFile,
-    Limit,
-    PairFiles,
-    Quick,
-    Tokens,
-    check_out,
-    check_sources,
-    read_sources,
-    show_skipped,
+from patchkv_agents.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    ModelArgument,
+    load_options,
+    with_option_groups,
 )
+from patchkv_agents.cli.pair_sources import PairSources, check_out, show_skipped
 from patchkv_agents.cli.profile_view import show, show_profile
 from patchkv_agents.console import new_console, plural
 from patchkv_agents.context.excerpts import escaped
 from patchkv_agents.errors import InputError
+from patchkv_agents.progress import show_progress
 
 _RUN = "run"
 
@@ -54,19 +45,11 @@ profile.command("show")(show)
 
 
 @profile.command(_RUN)
+@with_option_groups
 def run(
-    model: Annotated[
-        str, typer.Argument(help="smollm2 (embedded), a folder, or a Transformers model id.")
-    ],
+    model: ModelArgument,
     out: Annotated[Path, typer.Option(help="File of the profile.", dir_okay=False)],
-    pairs: PairFiles = None,
-    history: HistoryFile = None,
-    episodes: Episodes = None,
-    data: DataFiles = None,
-    quick: Quick = False,
-    limit: Limit = None,
-    tokens: Tokens = DEFAULT_TOKENS,
-    edits: Edits = DEFAULT_EDITS,
+    sources: PairSources,
     most_repaired: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the suffix that may be recomputed.")
     ] = 0.10,
@@ -75,9 +58,7 @@ def run(
     ] = True,
     device: Device = None,
     dtype: Dtype = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a profile to pairs of contexts; the command `run` may be left out.
 
@@ -85,12 +66,11 @@ def run(
     `patchkv validate` takes the other half. What was done is kept in PROFILE.work, from which the
     same command goes on where it was stopped.
     """
-    check_sources(pairs, history, episodes, data, quick)
+    sources.check()
     if most_repaired <= 0.0:
         raise InputError("--most-repaired 0 leaves nothing to be recomputed: use more")
     check_out(out)
-    with _progress() as told:
-        told(f"loading {model}")
+    with show_progress(f"loading {model}") as progress:
         from patchkv_agents.engine import Engine
         from patchkv_agents.profiling.calibrate import CalibrationConfig, calibrate
         from patchkv_agents.profiling.profile import Profile
@@ -99,20 +79,10 @@ def run(
         engine = Engine.from_pretrained(
             model, policy=RecoveryPolicy.exact(), **load_options(device, dtype)
         )
-        sources = read_sources(
-            engine.tokenizer,
-            pairs=pairs,
-            history=history,
-            episodes=episodes,
-            data=data,
-            quick=quick,
-            limit=limit,
-            tokens=tokens,
-            edits=edits,
-        )
+        pairs = sources.read(engine.tokenizer)
         config = CalibrationConfig(most_repaired=most_repaired, precision=precision)
         work = out.with_name(f"{out.name}.work")
-        fitted, skipped = calibrate(engine, sources, work, config=config, progress=told)
+        fitted, skipped = calibrate(engine, pairs, work, config=config, progress=progress)
     if out.exists() and out.stat().st_size:
         fitted = fitted.validated_as(Profile.load(out))
     fitted.save(out)
@@ -128,23 +98,3 @@ def run(
     show_profile(console, fitted)
     count = plural(fitted.fit["pairs"]["calibration"], "pair")
     console.print(escaped(f"Written to {out}, fitted to {count}."))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows on standard error what is done now: one line in a terminal, else a line a step."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = new_console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        bar = bars.add_task("", total=None)
-
-        def told(step: str) -> None:
-            bars.update(bar, description=escaped(step))
-            if not console.is_terminal:
-                console.print(escaped(step))
-
-        yield told

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.console import new_console, plural, print_table
 from patchkv_agents.context.excerpts import escaped
 
@@ -33,9 +34,7 @@ def show(
         str,
         typer.Argument(help="File of a profile, or the name of one that comes with the package."),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a profile holds: policy, what it was fitted to, and whether it has passed."""
     from patchkv_agents.profiling.profile import Profile

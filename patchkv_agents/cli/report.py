@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.console import new_console, plural
 
 
@@ -23,9 +24,7 @@ def report(
     out: Annotated[
         Path, typer.Option(help="The page. Its figures also go to a folder beside it.")
     ] = Path("report.html"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write results as one HTML page: targets, quality against time, tables, figures."""
     from patchkv_evals.report import write_report

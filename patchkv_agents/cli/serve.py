@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from patchkv_agents.cli.model_options import Device, Dtype, load_options
+from patchkv_agents.cli.options import Device, Dtype, load_options
 from patchkv_agents.errors import InputError
 
 

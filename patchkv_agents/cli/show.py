@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchkv_agents.cli.options import AsJson
 from patchkv_agents.cli.threads import NamespaceOption, open_thread
 from patchkv_agents.console import new_console
 
@@ -27,9 +28,7 @@ def show(
     ],
     namespace: NamespaceOption = "",
     full: Annotated[bool, typer.Option("--full", help="Print long texts to their end.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one version of a thread: the edits that made it, its tools and its messages.
 

@@ -4,60 +4,43 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchkv_agents.cli.model_options import Device, Dtype, load_options
-from patchkv_agents.cli.pair_sources import (
-    DEFAULT_EDITS,
-    DEFAULT_TOKENS,
-    DataFiles,
-    Edits,
-    Episodes,
-    HistoryFile,
-    Limit,
-    PairFiles,
-    Quick,
-    Tokens,
-    check_out,
-    check_sources,
-    read_sources,
-    show_skipped,
+from patchkv_agents.cli.options import (
+    AsJson,
+    Device,
+    Dtype,
+    ModelArgument,
+    load_options,
+    with_option_groups,
 )
+from patchkv_agents.cli.pair_sources import PairSources, check_out, show_skipped
 from patchkv_agents.cli.profile_view import show_validation
 from patchkv_agents.console import new_console
 from patchkv_agents.context.excerpts import escaped
 from patchkv_agents.errors import InputError
+from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.profiling.pairs import PairSet
     from patchkv_agents.profiling.profile import Profile
-    from patchkv_agents.profiling.trials import TrialProgress
 
 _GROUP = "Thresholds"
 
 
+@with_option_groups
 def validate(
-    model: Annotated[
-        str, typer.Argument(help="smollm2 (embedded), a folder, or a Transformers model id.")
-    ],
+    model: ModelArgument,
     profile: Annotated[
         str,
         typer.Option(help="File of the profile, or the name of one that comes with the package."),
     ],
-    pairs: PairFiles = None,
-    history: HistoryFile = None,
-    episodes: Episodes = None,
-    data: DataFiles = None,
-    quick: Quick = False,
-    limit: Limit = None,
-    tokens: Tokens = DEFAULT_TOKENS,
-    edits: Edits = DEFAULT_EDITS,
+    sources: PairSources,
     kl_median: Annotated[
         float | None,
         typer.Option(
@@ -101,9 +84,7 @@ def validate(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare a profile's policy with full prefills, and record whether it passes.
 
@@ -111,7 +92,7 @@ def validate(
     half is used. Only a profile that has passed makes an engine recover approximately unasked.
     Exits with 1 if it does not pass.
     """
-    check_sources(pairs, history, episodes, data, quick)
+    sources.check()
     if out is not None:
         check_out(out)
     from patchkv_agents.engine import Engine
@@ -139,24 +120,14 @@ def validate(
         **load_options(device, dtype),
     )
 
-    def read(most: int | None) -> PairSet:
-        return joined(
-            read_sources(
-                engine.tokenizer,
-                pairs=pairs,
-                history=history,
-                episodes=episodes,
-                data=data,
-                quick=quick,
-                limit=most,
-                tokens=tokens,
-                edits=edits,
-            )
-        )
+    def read(limit: int | None) -> PairSet:
+        return joined(replace(sources, limit=limit).read(engine.tokenizer))
 
-    chosen = _unseen(loaded, read, limit)
-    with _progress() as told:
-        validation, skipped = run_gate(engine, loaded, chosen, thresholds=thresholds, progress=told)
+    chosen = _unseen(loaded, read, sources.limit)
+    with show_progress("validating") as progress:
+        validation, skipped = run_gate(
+            engine, loaded, chosen, thresholds=thresholds, progress=progress
+        )
     is_shipped = file != Path(profile).expanduser()
     if out is not None or not is_shipped:
         replace(loaded, validation=validation).save(out or file)
@@ -205,25 +176,3 @@ def _unseen(profile: Profile, read: Callable[[int | None], PairSet], limit: int 
             if is_all or all(found[kind] >= limit for kind in kinds):
                 return left
         most, before = 2 * most, len(pairs.pairs)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[TrialProgress], None]]:
-    """Shows on standard error where the validation stands."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = new_console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        bar = bars.add_task("validating", total=None)
-
-        def told(state: TrialProgress) -> None:
-            left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
-            text = escaped(f"{state.doing}{left}")
-            bars.update(bar, description=text, completed=state.done, total=state.total)
-            if not console.is_terminal:
-                console.print(f"{state.done} of {state.total}: {text}")
-
-        yield told

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ from patchkv_agents.profiling.pairs import (
 )
 from patchkv_agents.profiling.precision import fit_precision
 from patchkv_agents.profiling.profile import DataSource, Profile
-from patchkv_agents.profiling.trials import Trial, TrialProgress, Trials
+from patchkv_agents.profiling.trials import Trial, Trials
 from patchkv_agents.profiling.windows import (
     Observation,
     WindowFit,
@@ -69,11 +69,9 @@ from patchkv_agents.profiling.windows import (
     distinct,
     sweep,
 )
+from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.provenance import command_line, created, versions
 from patchkv_agents.recovery import RecoveryPolicy
-
-Progress = Callable[[str], None]
-"""Told what is done now, and how long the rest of the stage may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ def calibrate(
     work: Path,
     *,
     config: CalibrationConfig | None = None,
-    progress: Progress = lambda step: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[Profile, tuple[Skipped, ...]]:
     """Fit a profile to pairs. It is not validated.
 
@@ -129,7 +127,7 @@ def calibrate(
         sources: of pairs; half of their tasks are used for calibration.
         work: folder of the logs from which the same call goes on. Deleting it starts anew.
         config: what is tried.
-        progress: told what is done now.
+        progress: called at the beginning of each step.
 
     Returns:
         The profile, and the pairs that could not be used.
@@ -186,9 +184,9 @@ class _Calibration:
         validation: Sequence[ContextPair],
         work: Path,
         config: CalibrationConfig,
-        progress: Progress,
+        progress: ProgressCallback,
     ) -> None:
-        self._engine, self._work, self._config, self._tell = engine, work, config, progress
+        self._engine, self._work, self._config, self._progress = engine, work, config, progress
         self._calibration, self._validation = calibration, validation
         groups = task_groups(calibration)
         self._tasks = {pair.id: groups[pair.task] for pair in calibration}
@@ -229,7 +227,7 @@ class _Calibration:
                 policies,
                 observe=self._drift.observe,
                 unobserved=lambda pair: not self._drift.has(pair),
-                progress=self._told(stage),
+                progress=self._progress_of(stage),
             )
         pairs = (*self._calibration, *self._validation)
         self.fit["drift"] = {
@@ -373,7 +371,7 @@ class _Calibration:
                 self._engine,
                 self._calibration,
                 log=self._work / "precision.jsonl",
-                progress=self._tell,
+                progress=self._progress,
             )
         except UnsupportedModelError as error:
             self.fit["precision"] = {"note": str(error)}
@@ -408,14 +406,15 @@ class _Calibration:
         ]
 
     def _run(self, policies: Sequence[RecoveryPolicy], stage: str) -> None:
-        self._trials.run(policies, progress=self._told(stage))
+        self._trials.run(policies, progress=self._progress_of(stage))
 
-    def _told(self, stage: str) -> Callable[[TrialProgress], None]:
-        def told(state: TrialProgress) -> None:
-            left = "" if state.left_s is None else f", about {state.left_s:.0f} s left"
-            self._tell(f"{stage}: {state.doing} ({state.done + 1} of {state.total}{left})")
+    def _progress_of(self, stage: str) -> ProgressCallback:
+        """Reports the trials of a stage under its name."""
 
-        return told
+        def report(progress: Progress) -> None:
+            self._progress(replace(progress, doing=f"{stage}: {progress.doing}"))
+
+        return report
 
 
 def _setting(fit: WindowFit) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from patchkv_agents.profiling.profile import (
     Validation,
     policy_sha256,
 )
-from patchkv_agents.profiling.trials import Trial, TrialProgress, Trials
+from patchkv_agents.profiling.trials import Trial, Trials
+from patchkv_agents.progress import ProgressCallback, ignore_progress
 from patchkv_agents.provenance import command_line, created, versions
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def validate(
     pairs: PairSet,
     *,
     thresholds: Thresholds | None = None,
-    progress: Callable[[TrialProgress], None] = lambda state: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[Validation, tuple[Skipped, ...]]:
     """Compare a profile's policy with full prefills.
 
@@ -140,7 +141,7 @@ def validate(
         profile: to be validated.
         pairs: that it was not fitted to (see `unseen`).
         thresholds: to be met; the defaults if left out.
-        progress: told in front of each pair.
+        progress: called before each pair.
 
     Returns:
         The result, to be put into the profile; and the pairs that were not used.

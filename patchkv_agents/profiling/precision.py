@@ -10,7 +10,7 @@ the whole prompt in one format, scales and tables counted, shared out by rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -36,6 +36,7 @@ from patchkv_agents.profiling.forced import ExactPrompt, exact_prompt
 from patchkv_agents.profiling.json_log import JsonLog
 from patchkv_agents.profiling.low_precision import LoweredPrompt, block_lengths
 from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.ranges import IntArray
 from patchkv_kernels import PayloadFormat
 
@@ -106,7 +107,7 @@ def fit_precision(
     target: PrecisionTarget | None = None,
     prompts: int = 8,
     log: Path | None = None,
-    progress: Callable[[str], None] = lambda _step: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> tuple[PrecisionPolicy, dict[str, Any]]:
     """Choose the thresholds on the old contexts of pairs.
 
@@ -120,7 +121,7 @@ def fit_precision(
         target: what must hold; candidates that miss it are chosen only if all do.
         prompts: most prompts, at least 2 of which must be there.
         log: file in which divergences are kept, so that an interrupted run goes on.
-        progress: is told what runs next.
+        progress: called at the beginning of each step.
 
     Returns:
         The thresholds, and a JSON object: `target`, `met`, `prompts` (their tokens), `chosen`,
@@ -138,8 +139,9 @@ def fit_precision(
     if len(chosen_prompts) < 2:
         raise InputError("precision needs at least 2 different contexts: give more pairs")
     known: list[_Rows] = []
-    for number, token_ids in enumerate(chosen_prompts, start=1):
-        progress(f"risks of prompt {number} of {len(chosen_prompts)}, {len(token_ids):,} tokens")
+    for done, token_ids in enumerate(chosen_prompts):
+        doing = f"precision: errors of a prompt of {len(token_ids):,} tokens"
+        progress(Progress(doing, done, len(chosen_prompts)))
         known.append(_rows(engine, exact_prompt(engine, token_ids, answer_tokens=1)))
     tau_4 = max(_high_error(rows) for rows in known)
     candidates = list(_candidates(known, _rounded_up(tau_4)))
@@ -151,8 +153,9 @@ def fit_precision(
     every = [defaults, *uniform, *candidates]
     store = _store(log, engine)
     results = []
-    for number, (token_ids, rows) in enumerate(zip(chosen_prompts, known, strict=True), start=1):
-        progress(f"thresholds on prompt {number} of {len(chosen_prompts)}")
+    for done, (token_ids, rows) in enumerate(zip(chosen_prompts, known, strict=True)):
+        doing = f"precision: thresholds on a prompt of {len(token_ids):,} tokens"
+        progress(Progress(doing, done, len(chosen_prompts)))
         results.append(_measured(engine, token_ids, rows, every, store))
     entries = [_entry(each, [own[i] for own in results], wanted) for i, each in enumerate(every)]
     (by_default, all_8, all_4), tried = entries[:3], entries[3:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.profiling.answers import same_answer, stale_answer
 from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy_json import policy_to_json
 
@@ -65,23 +65,6 @@ class Trial:
     tail_tokens: int
     planning_ms: float
     resume_ttft_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrialProgress:
-    """Where the trials stand.
-
-    Attributes:
-        done: pairs that are done with.
-        total: of all that have anything to do.
-        doing: the pair that comes now.
-        left_s: how long the rest may take, as far as can be told.
-    """
-
-    done: int
-    total: int
-    doing: str
-    left_s: float | None
 
 
 Observe = Callable[[ContextPair, SharedStates], None]
@@ -139,7 +122,7 @@ class Trials:
         *,
         observe: Observe | None = None,
         unobserved: Callable[[ContextPair], bool] = lambda pair: True,
-        progress: Callable[[TrialProgress], None] = lambda state: None,
+        progress: ProgressCallback = ignore_progress,
     ) -> list[Trial]:
         """Try every policy on every pair, as far as the log does not have it yet.
 
@@ -147,7 +130,7 @@ class Trials:
             policies: each is told by what it does, not by its name.
             observe: called once for each pair that is `unobserved`, with its exact states.
             unobserved: whether a pair has to be looked at.
-            progress: told in front of each pair that has something to do.
+            progress: called before each pair that has something to do.
 
         Returns:
             The trials, pair by pair in the order of the policies.
@@ -163,13 +146,11 @@ class Trials:
             ]
             if missing or (observe is not None and unobserved(pair)):
                 todo[pair.id] = missing
-        started = time.perf_counter()
         for pair in self._pairs:
             if pair.id not in todo:
                 continue
             done = list(todo).index(pair.id)
-            left_s = (time.perf_counter() - started) / done * (len(todo) - done) if done else None
-            progress(TrialProgress(done, len(todo), pair.id, left_s))
+            progress(Progress(pair.id, done, len(todo)))
             maps = any(policy.selection.needs_map for policy in todo[pair.id])
             with SharedStates(self._engine, answer_tokens=self._answer_tokens, maps=maps) as states:
                 if observe is not None and unobserved(pair):

@@ -13,6 +13,7 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.profiling import calibrate as calibration
 from patchkv_agents.profiling.pairs import Skipped
 from patchkv_agents.profiling.profile import DataSource, Profile
+from patchkv_agents.progress import Progress
 from tests.engine.models import tiny_engine
 from tests.profiling.profiles import passed, profile_of
 
@@ -30,7 +31,7 @@ def calls(monkeypatch, smollm2_tokenizer):
     made = []
 
     def calibrate(engine, sources, work, *, config, progress):
-        progress("drift: one of [two]")
+        progress(Progress("drift: one of [two]"))
         made.append((sources, work, config))
         fit = {"pairs": {"calibration": 12}, "calibration_tasks": []}
         return profile_of(fit=fit), (Skipped("a", "too long"),)

@@ -11,7 +11,7 @@ import pytest
 
 from patchkv_agents.cli import validate as command
 from patchkv_agents.cli.main import main
-from patchkv_agents.cli.pair_sources import read_sources
+from patchkv_agents.cli.pair_sources import PairSources
 from patchkv_agents.cli.profile_view import show
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
@@ -147,28 +147,14 @@ def test_episodes_become_pairs(smollm2_tokenizer, shared_dir: Path):
     data = next(iter(sorted(shared_dir.glob("data/**/*hotpot*"))), None)
     if data is None or not data.is_file():
         pytest.skip("no HotpotQA file")
-    given = {"pairs": None, "history": None, "quick": False}
-    (found,) = read_sources(
-        smollm2_tokenizer,
-        **given,
-        episodes=["hotpotqa"],
-        data=[data],
-        limit=1,
-        tokens=900,
-        edits="refresh, flip",
+    sources = PairSources(
+        episodes=["hotpotqa"], data=[data], limit=1, tokens=900, edits="refresh, flip"
     )
+    (found,) = sources.read(smollm2_tokenizer)
     assert [pair.kind for pair in found.pairs] == ["refresh", "flip"]
     assert found.pairs[0].dataset == "hotpotqa" and found.pairs[1].stale_answers
     with pytest.raises(InputError, match="No episodes of kind"):
-        read_sources(
-            smollm2_tokenizer,
-            **given,
-            episodes=["hotpotqa"],
-            data=[data],
-            limit=1,
-            tokens=900,
-            edits="rewrite",
-        )
+        replace(sources, edits="rewrite").read(smollm2_tokenizer)
 
 
 def test_a_profile_is_shown(tmp_path: Path, capsys):

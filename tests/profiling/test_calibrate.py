@@ -22,6 +22,7 @@ from patchkv_agents.profiling.drift import block_drift, prefilled
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set, split
 from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.profiling.trials import Trials
+from patchkv_agents.progress import Progress
 from patchkv_agents.recovery import Selection
 from tests.engine.models import tiny_engine
 from tests.profiling.test_trials import pair
@@ -73,15 +74,15 @@ def found(engine, tmp_path_factory):
     """A profile from a run that was interrupted once, its folder, and what each call was told."""
     work = tmp_path_factory.mktemp("calibrate") / "p.json.work"
     sources = [pairs(), pair_set("long", [pair("long", old="It rains and rains. " * 200)])]
-    calls: list[list[str]] = [[], []]
+    calls: list[list[Progress]] = [[], []]
 
-    def told(step: str) -> None:
-        calls[0].append(step)
-        if "predicted windows" in step and "(2 of 2" in step:
+    def stop_at_last_window(progress: Progress) -> None:
+        calls[0].append(progress)
+        if "predicted windows" in progress.doing and progress.done + 1 == progress.total:
             raise Stop
 
     with pytest.raises(Stop):
-        calibrate(engine, sources, work, config=CONFIG, progress=told)
+        calibrate(engine, sources, work, config=CONFIG, progress=stop_at_last_window)
     profile, skipped = calibrate(engine, sources, work, config=CONFIG, progress=calls[1].append)
     return profile, skipped, work, calls
 
@@ -129,7 +130,7 @@ def test_the_same_call_goes_on_without_work_and_finds_the_same(engine, found, mo
 
 def test_an_interrupted_run_goes_on_where_it_was(found):
     first, second = found[3]
-    stages = [[step.split(":")[0] for step in told] for told in (first, second)]
+    stages = [[step.doing.split(":")[0] for step in told] for told in (first, second)]
     assert stages[0] == [
         *["drift, windows and tails"] * 2,
         *["drift of validation pairs"] * 2,

@@ -9,7 +9,7 @@ pool([read_run("results/hotpot"), read_run("results/trivia")])[0].methods["patch
 
 from patchkv_evals.running.pooled import MethodFigures, Pooled, Target, pool
 from patchkv_evals.running.results import Run, read_run
-from patchkv_evals.running.runner import Outcome, Progress, run
+from patchkv_evals.running.runner import Outcome, run
 from patchkv_evals.running.spec import ABLATIONS, FULL_PREFILL, MAIN_METHODS, RunSpec
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "MethodFigures",
     "Outcome",
     "Pooled",
-    "Progress",
     "Run",
     "RunSpec",
     "Target",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
+from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import (
@@ -22,23 +23,6 @@ from patchkv_evals.errors import EpisodeError
 from patchkv_evals.running.methods import MethodRuns, steps_of
 from patchkv_evals.running.results import ResultsFolder, Run, sole_writer
 from patchkv_evals.running.spec import FULL_PREFILL, RunSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        done: episodes that are done with, those of earlier runs and failed ones among them.
-        total: of all; fewer where rows turn out to give none.
-        doing: what comes now.
-        left_s: how long the rest may take, as far as this run can tell.
-    """
-
-    done: int
-    total: int
-    doing: str
-    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,7 @@ def run(
     *,
     calibrated_on: Callable[[Episode], bool] | None = None,
     budget_minutes: float | None = None,
-    progress: Callable[[Progress], None] = lambda state: None,
+    progress: ProgressCallback = ignore_progress,
 ) -> Outcome:
     """Measure methods on edited episodes, beside a full prefill, and write the results.
 
@@ -79,7 +63,8 @@ def run(
         calibrated_on: whether the profile of the methods was fitted to an episode (see
             `patchkv_evals.profiling_pairs.calibrated_on`); None where there is none.
         budget_minutes: no episode begins after so many minutes.
-        progress: told where the run stands.
+        progress: called before each episode; `done` counts those of earlier runs and those that
+            failed.
 
     Raises:
         DataError: the folder holds another run, its files are damaged, or another process's run
@@ -114,7 +99,7 @@ class _Runner:
         results: ResultsFolder,
         calibrated_on: Callable[[Episode], bool] | None,
         budget_minutes: float | None,
-        progress: Callable[[Progress], None],
+        progress: ProgressCallback,
     ) -> None:
         self._spec, self._results, self._progress = spec, results, progress
         self._rows, self._names = rows, tuple(methods)
@@ -128,7 +113,7 @@ class _Runner:
             self._stop_at = time.perf_counter() + 60 * budget_minutes
         self._found = dict.fromkeys(spec.edits, 0)  # episodes of each kind so far
         self._rows_done = 0
-        self._ran, self._ran_s = 0, 0.0
+        self._is_warm = False
         self.left = 0
 
     def run(self) -> None:
@@ -147,11 +132,7 @@ class _Runner:
 
     def _row(self, row: QARow, edit: EpisodeKind) -> None:
         """Build the episode of a row and run what is missing of it."""
-        left_s = None
-        if self._ran:
-            left_s = self._ran_s / self._ran * (self._total() - self._done())
-        what = f"{edit} of {row.id}"
-        self._progress(Progress(self._done(), self._total(), what, left_s))
+        self._progress(Progress(f"{edit} of {row.id}", self._done(), self._total()))
         try:
             episode = build_episode(
                 row, self._spec.episode(edit), pool=self._pool, counter=self._counter
@@ -169,17 +150,15 @@ class _Runner:
             if not all(self._results.has(episode.id, step, name) for step in steps)
         ]
         if missing:
-            if not self._ran:
+            if not self._is_warm:
                 self._runs.warm_up(episode)
-            started = time.perf_counter()
+                self._is_warm = True
             lines = list(self._runs.run(episode, [n for n in missing if n != FULL_PREFILL]))
             self._results.add_failures([line for line in lines if "reason" in line])
             seen = None if self._calibrated_on is None else self._calibrated_on(episode)
             self._results.add(
                 [{**line, "calibrated_on": seen} for line in lines if "reason" not in line]
             )
-            self._ran += 1
-            self._ran_s += time.perf_counter() - started
 
     def _done(self) -> int:
         return sum(self._found.values())

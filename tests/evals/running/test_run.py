@@ -15,6 +15,7 @@ from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import render
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
+from patchkv_agents.progress import Progress
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_evals.episodes import (
     EpisodeKind,
@@ -24,7 +25,7 @@ from patchkv_evals.episodes import (
     build_episode,
 )
 from patchkv_evals.errors import DataError
-from patchkv_evals.running import Outcome, Progress, Run, RunSpec, read_run, run
+from patchkv_evals.running import Outcome, Run, RunSpec, read_run, run
 from patchkv_evals.running.methods import MethodRuns
 from tests.engine.models import tiny_engine
 from tests.evals.samples import ROWS
