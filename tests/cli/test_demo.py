@@ -138,7 +138,7 @@ def test_a_context_beyond_the_models_limit(loaded, capsys, tmp_path):
     old = conversation(tmp_path, "old.json", "Be brief.", "Hi", "word " * 9000, "Which?")
     status, out, err = run(capsys, "--old", old, "--new", old)
     assert status == 2 and out == ""
-    assert "limit is 8192" in err and "shorten" in err
+    assert "8192 tokens" in err and "shorten" in err
 
 
 @pytest.mark.parametrize(
