@@ -146,7 +146,7 @@ def test_a_context_beyond_the_models_limit(loaded, capsys, tmp_path):
     [
         ("{not json", "JSON"),
         ('{"messages": []}', "messages"),
-        ('{"messages": [{"role": "user"}]}', "content"),
+        ('{"messages": [{"content": "x"}]}', "role"),
         ('{"messages": "hello"}', "list"),
         ("3", "list of objects"),
         (
