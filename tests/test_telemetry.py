@@ -176,6 +176,38 @@ def test_a_closed_stream_and_an_error_end_their_spans(
     assert (failed.attributes or {})["error.type"] == "MemoryError"
 
 
+@pytest.mark.parametrize("place", ["the commit", "the prefill"])
+def test_a_call_that_fails_before_its_first_token_has_a_span(
+    smollm2_tokenizer: PreTrainedTokenizerBase,
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    """Observers, spans and metrics used to hear of calls only from their first token on."""
+    engine = engine_with(smollm2_tokenizer, exporter)
+    thread = engine.thread("visit")
+    thread.generate(MESSAGES, max_new_tokens=1)
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise MemoryError("no room for a prefill")
+
+    if place == "the commit":
+        monkeypatch.setattr(thread.history, "commit", fails)
+    else:
+        monkeypatch.setattr(engine.adapter.model, "forward", fails)
+    with pytest.raises(MemoryError):
+        thread.generate([*MESSAGES, {"role": "user", "content": SECRET}], max_new_tokens=1)
+    _, failed = exporter.get_finished_spans()
+    attributes = dict(failed.attributes or {})
+    assert failed.status.status_code is StatusCode.ERROR
+    assert attributes["error.type"] == "MemoryError"
+    assert attributes["gen_ai.conversation.id"] == "visit"
+    assert ("patchkv.version" in attributes) == (place == "the prefill")
+    assert [event.name for event in failed.events] == (
+        ["patchkv.edit"] if place == "the prefill" else []
+    )
+
+
 def test_an_observer_that_fails_does_not_harm_the_answer(
     smollm2_tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from patchkv_agents.context import (
     render,
 )
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.observing import Answered
+from patchkv_agents.engine.outcomes import AnsweredCall, CallOutcome, FailedCall
 from patchkv_agents.records import edit_record
 from patchkv_server.gauges import Gauges
 from patchkv_server.metrics import TenantMetrics
@@ -111,9 +111,14 @@ class Activity:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-explain")
         self._examining = 0
 
-    def __call__(self, answered: Answered) -> None:
-        """Take note of an answer."""
-        tenant, name = self._owner_of(answered.thread)
+    def __call__(self, outcome: CallOutcome) -> None:
+        """Record a call."""
+        tenant, name = self._owner_of(outcome.thread)
+        if isinstance(outcome, FailedCall):
+            for metrics in self._metrics.of(tenant):
+                metrics.failed()
+            return
+        answered = outcome
         for metrics in self._metrics.of(tenant):
             metrics.answered(answered)
         with self._lock:
@@ -171,7 +176,7 @@ class Activity:
         """Explain nothing any more."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _noted(self, thread: _ThreadActivity, answered: Answered) -> _Answer:
+    def _noted(self, thread: _ThreadActivity, answered: AnsweredCall) -> _Answer:
         report, reply, edits = answered.report, answered.reply, answered.edits
         saved_rows, saved_ms = self._savings.saved(answered)
         thread.answered += 1
@@ -201,7 +206,7 @@ class Activity:
         thread.answers.append(answer)
         return answer
 
-    def _examine(self, answered: Answered, answer: _Answer) -> None:
+    def _examine(self, answered: AnsweredCall, answer: _Answer) -> None:
         try:
             miss = examine(answered, self._render, log_content=self.log_content)
         except Exception as error:  # such as a template's; a text of it may be in its message

@@ -25,7 +25,7 @@ from patchkv_server.settings import ServerSettings
 if TYPE_CHECKING:
     from patchkv_agents.checkpoint.stores import CheckpointStore
     from patchkv_agents.engine import Engine
-    from patchkv_agents.engine.observing import Answered, Observer
+    from patchkv_agents.engine.outcomes import CallOutcome, Observer
 
 
 def create_app(
@@ -160,11 +160,11 @@ def _both(first: Observer | None, second: Observer) -> Observer:
         return second
     observers: Sequence[Observer] = first, second
 
-    def tell(answered: Answered) -> None:
+    def notify(outcome: CallOutcome) -> None:
         for observer in observers:
-            observer(answered)
+            observer(outcome)
 
-    return tell
+    return notify
 
 
 def _model(name: str, engine: Engine, created: int) -> dict[str, Any]:

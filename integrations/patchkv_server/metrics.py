@@ -16,7 +16,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from patchkv_agents.engine.observing import Answered
+from patchkv_agents.engine.outcomes import AnsweredCall
 from patchkv_agents.profiling.shadow import Shadow
 from patchkv_server.gauges import Gauges, Place
 from patchkv_server.misses import Miss
@@ -36,7 +36,9 @@ class ServerMetrics:
     | patchkv_evictions_total | | threads dropped from memory to stay within its budget |
     | patchkv_queue_requests | state | waiting and running requests |
     | patchkv_queue_wait_seconds | | histogram: time in the queue |
-    | patchkv_resume_ttft_seconds | policy | histogram: from the start of recovery to the first id |
+    | patchkv_ttft_seconds | policy | histogram: from the request's arrival to the first id |
+    | patchkv_resume_ttft_seconds | policy | histogram: the part of it that recovery took |
+    | patchkv_failures_total | | calls of the engine that ended before the first id |
     | patchkv_prompt_tokens_total | kind | exact, new, recomputed, restored |
     | patchkv_output_tokens_total | | sampled tokens of complete answers |
     | patchkv_restored_bytes_total | | payload read to restore rows |
@@ -67,9 +69,11 @@ class ServerMetrics:
         self._cancellations = counter("cancellations", "Answers whose client went away.")
         self._evictions = counter("evictions", "Threads dropped from memory for its budget.")
         self._waited = histogram("queue_wait_seconds", "Time in the queue.")
-        self._ttft = histogram(
-            "resume_ttft_seconds", "From the start of recovery to the first output id.", "policy"
+        self._ttft = histogram("ttft_seconds", "From a request to its first output id.", "policy")
+        self._resume_ttft = histogram(
+            "resume_ttft_seconds", "The recovery's part of the time to the first id.", "policy"
         )
+        self._failures = counter("failures", "Calls that ended before their first output id.")
         self._prompt = counter("prompt_tokens", "Prompt tokens by what was done.", "kind")
         self._output = counter("output_tokens", "Sampled tokens of complete answers.")
         self._restored = counter("restored_bytes", "Payload read to restore rows.")
@@ -93,10 +97,12 @@ class ServerMetrics:
         """Threads were dropped from memory to stay within its budget."""
         self._evictions.inc(threads)
 
-    def answered(self, answered: Answered) -> None:
+    def answered(self, answered: AnsweredCall) -> None:
         """The engine gave an answer."""
         report = answered.report
-        self._ttft.labels(self._policy(report.policy)).observe(report.resume_ttft_ms / 1e3)
+        policy = self._policy(report.policy)
+        self._ttft.labels(policy).observe(report.ttft_ms / 1e3)
+        self._resume_ttft.labels(policy).observe(report.resume_ttft_ms / 1e3)
         for kind, tokens in counts(answered.plan).items():
             self._prompt.labels(kind).inc(tokens)
         if answered.reply is not None:
@@ -106,6 +112,10 @@ class ServerMetrics:
             self._edits.labels(str(edit.kind)).inc()
         if report.fallback_reason is not None:
             self._fallbacks.inc()
+
+    def failed(self) -> None:
+        """A call of the engine ended before its first token."""
+        self._failures.inc()
 
     def missed(self, miss: Miss) -> None:
         """It was found why a request's prefix ended early."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from patchkv_agents.context.explaining.causes import Cause
 from patchkv_agents.context.explaining.explain import Explanation, Renderer, explain
-from patchkv_agents.engine.observing import Answered
+from patchkv_agents.engine.outcomes import AnsweredCall
 from patchkv_agents.errors import PatchKVError
 
 SHORTEST_LOSS = 32
@@ -61,7 +61,7 @@ class Miss:
         return replace(self, excerpts=None)
 
 
-def may_have_missed(answered: Answered) -> bool:
+def may_have_missed(answered: AnsweredCall) -> bool:
     """Whether an answer is worth explaining. Cheap, and says yes rather too often."""
     report, plan = answered.report, answered.plan
     if report.resumed_from == answered.version.id or not answered.version.parents:
@@ -73,7 +73,7 @@ def may_have_missed(answered: Answered) -> bool:
     )
 
 
-def examine(answered: Answered, renderer: Renderer, *, log_content: bool) -> Miss | None:
+def examine(answered: AnsweredCall, renderer: Renderer, *, log_content: bool) -> Miss | None:
     """Explain why the prefix of an answered version ended; None if nothing was lost.
 
     Args:

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from patchkv_agents.engine.observing import Answered
+from patchkv_agents.engine.outcomes import AnsweredCall
 from patchkv_agents.recovery.plan import RowLabel
 
 FEWEST_ROWS = 64
@@ -29,13 +29,13 @@ class SavingsEstimate:
         """Milliseconds for one row; None before there was a resume to measure it by."""
         return float(np.quantile(list(self._rates), 0.25)) if self._rates else None
 
-    def measure(self, answered: Answered) -> None:
+    def measure(self, answered: AnsweredCall) -> None:
         """Take the rate of a resume into account."""
         rows = len(answered.plan.rows)
         if rows >= FEWEST_ROWS:
             self._rates.append(answered.report.recompute_ms / rows)
 
-    def saved(self, answered: Answered) -> tuple[int, float | None]:
+    def saved(self, answered: AnsweredCall) -> tuple[int, float | None]:
         """Rows and milliseconds that an exact prefix cache would have needed beyond this resume.
 
         Rows restored behind the common prefix did not run; planning and restoring took time

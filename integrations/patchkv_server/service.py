@@ -52,12 +52,14 @@ class Ticket:
     Attributes:
         request: what is asked.
         arrived: time of `time.monotonic`.
+        called_ns: the same time, of `time.perf_counter_ns`.
         cancelled: nobody waits for the answer any more.
     """
 
     def __init__(self, request: ChatRequest) -> None:
         self.request = request
         self.arrived = time.monotonic()
+        self.called_ns = time.perf_counter_ns()
         self.cancelled = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -243,7 +245,7 @@ class Service:
         end: Event | None = None
         try:
             thread = self._open(claim, ticket.request)
-            with closing(self._answer(ticket.request, thread, claim.entry.name)) as events:
+            with closing(self._answer(ticket, thread, claim.entry.name)) as events:
                 for event in events:
                     answered = answered or not isinstance(event, Ready)
                     if isinstance(event, Answered):
@@ -283,8 +285,9 @@ class Service:
                 self.threads.free(source)
 
     def _answer(
-        self, request: ChatRequest, thread: Thread, name: str
+        self, ticket: Ticket, thread: Thread, name: str
     ) -> Generator[Ready | Piece | Answered, None, None]:
+        request = ticket.request
         tokenizer, style = self.engine.tokenizer, self._style
         template_args = request.template_args.load()
         choice = request.tool_choice
@@ -303,7 +306,11 @@ class Service:
             "keep_special": style.markers,
         }
         chunks = thread.stream(
-            request.messages, tools=request.tools, template_args=template_args, **sampling
+            request.messages,
+            tools=request.tools,
+            template_args=template_args,
+            called_ns=ticket.called_ns,
+            **sampling,
         )
         yield Ready(name)
         reply: Reply | None = None
@@ -331,7 +338,7 @@ class Service:
             report.restored,
             len(reply.token_ids),
             seconds,
-            report.resume_ttft_ms,
+            report.ttft_ms,
         )
         if report.omitted or report.notes:
             hidden = ", ".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -19,10 +20,15 @@ from patchkv_agents.checkpoint import CheckpointKey
 from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
 from patchkv_agents.context import ContextHistory, ThreadKey
 from patchkv_agents.engine.generation import end_tokens
-from patchkv_agents.engine.observing import Answered, Observer
+from patchkv_agents.engine.outcomes import CallOutcome, Observer
 from patchkv_agents.engine.persistence import StoredThread
 from patchkv_agents.engine.thread import Thread
-from patchkv_agents.errors import ContextError, ContextTooLongError, InputError
+from patchkv_agents.errors import (
+    CheckpointError,
+    ContextError,
+    ContextTooLongError,
+    InputError,
+)
 from patchkv_agents.jobs import submitted
 from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
@@ -67,8 +73,9 @@ class Engine:
             knows no tenants: give each its own.
         tenant: whose threads these are; in a store, no other tenant's state is ever used.
         versions_budget_bytes: payload of suspended versions that each thread keeps in memory.
-        observer: told of each answer, such as `patchkv_agents.telemetry.telemetry()`.
+        observer: called after each call, such as `patchkv_agents.telemetry.telemetry()`.
         shadow: compares a sample of approximate answers with full prefills, in the background.
+        clock_ns: nanoseconds, for the times in reports.
 
     Attributes:
         profile: the model's profile, if one was given.
@@ -92,6 +99,7 @@ class Engine:
         versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
         observer: Observer | None = None,
         shadow: ShadowChecks | None = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.support = support_of(model)
         self.rope = self.support.rope
@@ -104,6 +112,7 @@ class Engine:
         self.end_tokens = end_tokens(tokenizer, model.generation_config)
         self.registry = threading.RLock()
         self.tenant = tenant
+        self.clock_ns = clock_ns
         self.versions_budget_bytes = versions_budget_bytes
         self.observer = observer
         self.shadow = None if shadow is None else Shadow(shadow, self._exact_logits)
@@ -234,12 +243,12 @@ class Engine:
         give_way()
         return self.adapter.forward_rows(token_ids, chunks[-1], cache)
 
-    def notify(self, answered: Answered) -> None:
-        """Tell the observer, if there is one, of an answer. It cannot make the call fail."""
+    def notify(self, outcome: CallOutcome) -> None:
+        """Report a call to the observer, if there is one. It cannot make the call fail."""
         if self.observer is None:
             return
         try:
-            self.observer(answered)
+            self.observer(outcome)
         except Exception:
             _LOG.exception("the engine's observer failed")
 
@@ -319,9 +328,15 @@ class Engine:
                 for fork in self._threads.values()
                 if fork.history.key in histories and fork.history.store is thread.history.store
             ]
+        failures = []
         for fork in forks:
             if fork is not thread:
-                fork.clear()
+                try:
+                    fork.clear_for(forgetting)
+                except CheckpointError as error:  # memory of all the others is cleared first
+                    failures.append(error)
+        if failures:
+            raise failures[0]
         if self.keeps_histories:  # else the names of histories are not those of threads
             for key in {*histories} - {fork.history.key for fork in forks}:
                 stored = self.stored_thread(key.thread, key.namespace)

@@ -19,6 +19,7 @@ from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.engine.blend import blend_rows
 from patchkv_agents.engine.measured_stop import measured_rows
 from patchkv_agents.engine.question import run_question_blocks
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan
 from patchkv_agents.recovery.policy import RecoveryPolicy, Selection
@@ -54,6 +55,7 @@ def execute(
     old: Checkpoint,
     source: IntArray,
     arrived: Callable[[int], None] | None,
+    watch: Stopwatch,
 ) -> Executed:
     """Fill the cache with the rows of `token_ids`.
 
@@ -67,10 +69,18 @@ def execute(
         source: its stored rows to be written into the cache (see `rows_to_restore`), by old
             position; -1 where there is none, or the cache has it already; int64 `[tokens]`.
         arrived: waits until the first n layers of stored rows are in memory; None if all are.
+        watch: gets the times of restoring and recomputing.
     """
     tokens = len(token_ids)
     with adapter.lock:  # several of them at once would be slower than one by one
         restoration = Restoration(old.stored_at(source), cache.shards, rope, arrived)
+    watch.mark("restore")
+
+    def ready(layer: int) -> None:
+        watch.mark("recompute")
+        restoration.ready(layer)
+        watch.mark("restore")
+
     try:
         capture = AttentionCapture(
             layers=sampled_layers(adapter.scored_layers),
@@ -78,7 +88,6 @@ def execute(
             block_map=_map_capture(adapter, plan, old, policy),
         )
         capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
-        ready = restoration.ready
         if policy.blend is not None:
             logits, plan = blend_rows(
                 adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
@@ -96,6 +105,7 @@ def execute(
     except BaseException:
         restoration.stop()
         raise
+    watch.mark("recompute")
     return Executed(logits, plan, capture, restoration)
 
 

@@ -16,10 +16,10 @@ def ancestry(history: ContextHistory, version: ContextVersion) -> Iterator[Conte
         yield version
 
 
-class ForgettingLine:
+class ForgettingSearch:
     """Finds the newest version in an ancestry that was made by an edit marked `forget`.
 
-    Remembers what it found, so that the next version costs one step.
+    Remembers the last answer, so that the next version costs one step.
     """
 
     def __init__(self) -> None:
@@ -42,17 +42,30 @@ class ForgettingLine:
 def came_after(history: ContextHistory, version_id: str, forgetting: str) -> bool:
     """Whether a version is `forgetting` or came from it, so that its state never saw the text.
 
-    False for a version that the history does not know.
+    False for a version that the history does not have.
     """
     pending, seen = [version_id], set()
     while pending:
-        found = pending.pop()
-        if found == forgetting:
+        current = pending.pop()
+        if current == forgetting:
             return True
-        if found not in seen:
-            seen.add(found)
+        if current > forgetting and current not in seen:  # ids sort by time
+            seen.add(current)
             try:
-                pending += history.get(found).parents
+                pending += history.get(current).parents
             except ContextError:
                 continue
+    return False
+
+
+def is_forgotten(history: ContextHistory, version_id: str) -> bool:
+    """Whether text of a version was forgotten later on, on any branch or in any related thread."""
+    store = history.store
+    for key in store.related(history.key):
+        for later in reversed(store.version_ids(key)):
+            if later <= version_id:  # ids sort by time
+                break
+            version = store.load(key, later)
+            if version and version.forgotten and version_id in version.forgotten.versions:
+                return True
     return False

@@ -40,11 +40,14 @@ class StoredThread:
         """Save a version once its checkpoint is there."""
         submitted(partial(self._save, version, checkpoint), self._queue)
 
-    def newest(self, ancestry: Iterable[str]) -> tuple[str, CheckpointLoad] | None:
+    def newest(
+        self, ancestry: Iterable[str], usable: Callable[[str], bool]
+    ) -> tuple[str, CheckpointLoad] | None:
         """Open the stored version from which a context is best recovered.
 
         Args:
             ancestry: ids of the context's version and those it came from, newest first.
+            usable: whether a version's state may be used. No other is opened.
 
         Returns:
             Its id and what is arriving of it: the first of `ancestry` that is stored, else the
@@ -53,16 +56,17 @@ class StoredThread:
         Raises:
             CheckpointError: the store or the checkpoint cannot be read.
         """
-        line = iter(ancestry)
-        # Asked for by name, the likely ones cost no listing, and one that is damaged says so.
-        for version in islice(line, 2):
-            load = self._store.open(self._key(version))
+        branch = iter(ancestry)
+        # By name, the likely ones cost no listing, and one that is damaged is an error.
+        for version in islice(branch, 2):
+            load = self._store.open(self._key(version)) if usable(version) else None
             if load is not None:
                 return version, load
-        stored = [key.version for key in self._keys(self._scope.fingerprint)]
+        keys = self._keys(self._scope.fingerprint)
+        stored = [key.version for key in keys if usable(key.version)]
         if not stored:
             return None
-        chosen = next((version for version in line if version in stored), stored[-1])
+        chosen = next((version for version in branch if version in stored), stored[-1])
         load = self._store.open(self._key(chosen))
         return None if load is None else (chosen, load)
 

@@ -21,10 +21,6 @@ class Resumed:
         trouble: why state that should have been there was not, or None.
         restored_formats: rows that were read from stored payload, by format.
         payload_bytes: bytes of the source blocks that were read.
-        planning_ms: aggregating attention scores, alignment and plan.
-        restore_ms: waiting for a suspend under way, and stored rows into the cache.
-        recompute_ms: rows through the model.
-        recovery_ms: everything but planning.
     """
 
     logits: torch.Tensor
@@ -33,7 +29,3 @@ class Resumed:
     trouble: str | None
     restored_formats: Mapping[str, int]
     payload_bytes: int
-    planning_ms: float
-    restore_ms: float
-    recompute_ms: float
-    recovery_ms: float

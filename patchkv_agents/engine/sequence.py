@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from patchkv_agents.engine.background import side_streams
 from patchkv_agents.engine.execution import execute
 from patchkv_agents.engine.measured_stop import rows_to_restore
 from patchkv_agents.engine.resumed import Resumed
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.jobs import submitted
 from patchkv_agents.ranges import IntArray, RowSet
@@ -38,10 +38,6 @@ CAPACITY_STEP = 256
 """Caches are allocated in multiples of this many rows."""
 MAX_ROOM = 1024
 """Most rows that are allocated for an answer in advance; a longer one makes the cache grow."""
-
-
-def _milliseconds_since(start: float) -> float:
-    return (time.perf_counter() - start) * 1e3
 
 
 class KVSequence:
@@ -205,6 +201,7 @@ class KVSequence:
         version: str = "",
         anchors_of: AnchorsOf = no_anchors,
         own_of: OwnOf = all_own,
+        watch: Stopwatch | None = None,
     ) -> Resumed:
         """Make `token_ids` the current sequence, recovering what stored and live state allow.
 
@@ -216,16 +213,17 @@ class KVSequence:
                 next suspend, all others stay.
             anchors_of: which messages of an earlier version are in this one, as far as known.
             own_of: which rows of other versions it may use beyond a common beginning.
+            watch: gets the times of planning, restoring and recomputing.
         """
-        started = time.perf_counter()
+        watch = watch or Stopwatch()
         self._settle_stored()
-        waited_ms = _milliseconds_since(started)
+        watch.mark("restore")
         try:
-            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of, own_of)
+            resumed = self._resume(token_ids, policy, room, anchors_of, own_of, watch)
         except CheckpointError as error:  # the current version was still arriving from a store
             self._give_up_load(error)
-            waited_ms = _milliseconds_since(started)
-            resumed = self._resume(token_ids, policy, room, waited_ms, anchors_of, own_of)
+            watch.mark("restore")
+            resumed = self._resume(token_ids, policy, room, anchors_of, own_of, watch)
         self._version, self._precision = version, policy.precision
         return resumed
 
@@ -234,11 +232,10 @@ class KVSequence:
         token_ids: IntArray,
         policy: RecoveryPolicy,
         room: int,
-        waited_ms: float,
         anchors_of: AnchorsOf,
         own_of: OwnOf,
+        watch: Stopwatch,
     ) -> Resumed:
-        started = time.perf_counter()
         self._settle_scores()
         current = Donor(
             self._version,
@@ -248,11 +245,11 @@ class KVSequence:
         )
         others = self._other_donors(token_ids, policy, own_of)
         donor, plan = choose_donor(current, others, token_ids, policy, anchors_of)
-        planning_ms = _milliseconds_since(started)
+        watch.mark("planning")
         try:
             if donor is not current:
                 self._leave_for(donor)
-            return self._execute(token_ids, plan, policy, room, planning_ms, waited_ms)
+            return self._execute(token_ids, plan, policy, room, watch)
         except BaseException:
             self._cache, self._capture = None, None
             if self._load is not None:  # some rows may not be in memory, and may never be
@@ -290,11 +287,9 @@ class KVSequence:
         plan: RecoveryPlan,
         policy: RecoveryPolicy,
         room: int,
-        planning_ms: float,
-        waited_ms: float,
+        watch: Stopwatch,
     ) -> Resumed:
         tokens = len(token_ids)
-        begun = time.perf_counter()
         source = rows_to_restore(plan, policy)
         if self._cache is not None:
             source[source == np.arange(tokens)] = -1  # in place already
@@ -316,12 +311,12 @@ class KVSequence:
             old=old,
             source=source,
             arrived=None if load is None else load.wait,
+            watch=watch,
         )
         if load is not None:
             load.wait()  # what was not needed now will be referred to all the same
             self._versions.put(self._version, old, repack=False)  # to go back to
         cache.filled = tokens
-        recovered_ms = _milliseconds_since(begun)
 
         self._capture = done.capture
         self._checkpoint = Checkpoint(
@@ -338,10 +333,6 @@ class KVSequence:
             trouble=trouble,
             restored_formats=done.restoration.formats,
             payload_bytes=done.restoration.payload_bytes,
-            planning_ms=planning_ms,
-            restore_ms=waited_ms + done.restoration.spent_ms,
-            recompute_ms=recovered_ms - done.restoration.spent_ms,
-            recovery_ms=waited_ms + recovered_ms,
         )
 
     def append(self, token_id: int) -> torch.Tensor:

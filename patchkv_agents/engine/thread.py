@@ -33,11 +33,12 @@ from patchkv_agents.engine.generation import (
     SamplingParams,
     sampling_params,
 )
-from patchkv_agents.engine.observing import Answered
+from patchkv_agents.engine.outcomes import AnsweredCall, CallOutcome, FailedCall
 from patchkv_agents.engine.reply import Reply, StreamChunk
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.engine.sampler import Sampler
 from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.engine.thread_state import ThreadState
 from patchkv_agents.errors import PatchKVError
 from patchkv_agents.recovery.policy import RecoveryPolicy
@@ -65,7 +66,36 @@ class _Call:
     policy: RecoveryPolicy | None
     params: SamplingParams
     rendered: RenderedContext
-    render_ms: float
+    replies: tuple[SampledReply, ...]
+    watch: Stopwatch
+    started_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """How far a call has come."""
+
+    version: ContextVersion | None = None
+    edits: tuple[Edit, ...] = ()
+    resumed: Resumed | None = None
+    report: RecoveryReport | None = None
+    reply: Reply | None = None
+    error: BaseException | None = None
+
+    def outcome(self, **call: Any) -> CallOutcome:
+        """What an observer gets; `call` has the fields that do not depend on it."""
+        if self.version is None or self.resumed is None or self.report is None:
+            error = self.error or RuntimeError("the call ended before its first token")
+            return FailedCall(version=self.version, edits=self.edits, error=error, **call)
+        return AnsweredCall(
+            version=self.version,
+            edits=self.edits,
+            report=self.report,
+            plan=self.resumed.plan,
+            reply=self.reply,
+            error=self.error,
+            **call,
+        )
 
 
 class Thread:
@@ -112,6 +142,7 @@ class Thread:
         parent: Ref | None = None,
         checkpoint_id: str | None = None,
         policy: RecoveryPolicy | None = None,
+        called_ns: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Reply:
         """Answer `messages`, reusing the state of the previous call as far as the policy allows.
@@ -128,6 +159,8 @@ class Thread:
                 earlier one that the messages go back to (see `base`).
             checkpoint_id: the agent framework's, kept with the version.
             policy: for this call; the engine's otherwise.
+            called_ns: when the user's call arrived, by `time.perf_counter_ns`; now if left out.
+                The report's `ttft_ms` counts from there.
             sampling: fields of `SamplingParams`; greedy by default.
 
         Raises:
@@ -144,6 +177,7 @@ class Thread:
             parent=parent,
             checkpoint_id=checkpoint_id,
             policy=policy,
+            called_ns=called_ns,
             **sampling,
         ):
             reply = chunk.reply
@@ -161,6 +195,7 @@ class Thread:
         parent: Ref | None = None,
         checkpoint_id: str | None = None,
         policy: RecoveryPolicy | None = None,
+        called_ns: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[StreamChunk]:
         """As `generate`, but yields text as it appears. May be closed at any point.
@@ -168,18 +203,15 @@ class Thread:
         Arguments are copied and checked at the call; the model runs when the first piece is asked
         for.
         """
+        watch = Stopwatch(self._engine.clock_ns, called_ns)
+        started_ns = time.time_ns()
+        watch.mark("wait")
         params = sampling_params(sampling)
-        started = time.perf_counter()
         conversation = Conversation(parse_messages(messages), parse_tools(tools))
         arguments = parse_template_args(template_args)
-        rendered = render(
-            conversation,
-            self._engine.tokenizer,
-            template_args=arguments.load(),
-            sampled=list(self._state.replies),
-        )
-        self._engine.check_length(len(rendered))
-        render_ms = (time.perf_counter() - started) * 1e3
+        replies = self._state.replies
+        rendered = self._rendered(conversation, arguments, replies)
+        watch.mark("render")
         call = _Call(
             conversation,
             arguments,
@@ -189,51 +221,75 @@ class Thread:
             policy,
             params,
             rendered,
-            render_ms,
+            replies,
+            watch,
+            started_ns - int(watch.ms("wait") * 1e6),
         )
         return self._answer(call)
 
+    def _rendered(
+        self,
+        conversation: Conversation,
+        template_args: FrozenJson,
+        replies: tuple[SampledReply, ...],
+    ) -> RenderedContext:
+        rendered = render(
+            conversation,
+            self._engine.tokenizer,
+            template_args=template_args.load(),
+            sampled=list(replies),
+        )
+        self._engine.check_length(len(rendered))
+        return rendered
+
     def _answer(self, call: _Call) -> Iterator[StreamChunk]:
         with self._exclusive(), self._engine.answering():
-            version, edits = self._state.place(
-                call.conversation,
-                call.template_args,
-                edits=call.edits,
-                parent=call.parent,
-                checkpoint_id=call.checkpoint_id,
-            )
-            started_ns = time.time_ns()
-            resumed, report, sampler, token = self._first_token(version, call)
-            reply, error = None, None
+            run = _Run()
             try:
+                call.watch.mark("wait")
+                if self._state.replies is not call.replies:  # another call has answered meanwhile
+                    rendered = self._rendered(
+                        call.conversation, call.template_args, self._state.replies
+                    )
+                    call = replace(call, rendered=rendered)
+                    call.watch.mark("render")
+                run.version, run.edits = self._state.place(
+                    call.conversation,
+                    call.template_args,
+                    edits=call.edits,
+                    parent=call.parent,
+                    checkpoint_id=call.checkpoint_id,
+                )
+                call.watch.mark("history")
+                run.resumed, run.report, sampler, token = self._first_token(run.version, call)
                 for chunk in self._decode(
-                    version, edits, resumed, report, call.params, sampler, token
+                    run.version, run.edits, run.resumed, run.report, call.params, sampler, token
                 ):
-                    reply = chunk.reply
+                    run.reply = chunk.reply
                     yield chunk
-            except Exception as caught:
-                error = caught
+            except GeneratorExit:  # closed by the caller
+                raise
+            except BaseException as error:
+                run.error = error
                 raise
             finally:
-                self._engine.notify(
-                    Answered(
-                        thread=ThreadKey(self.id, self.namespace),
-                        model=self._engine.model_name,
-                        history=self.history,
-                        version=version,
-                        edits=edits,
-                        report=report,
-                        plan=resumed.plan,
-                        params=call.params,
-                        reply=reply,
-                        error=error,
-                        started_ns=started_ns,
-                        ended_ns=time.time_ns(),
-                    )
-                )
-                if reply is not None:
-                    key = ThreadKey(self.id, self.namespace)
-                    self._engine.check_in_shadow(key, call.rendered.token_ids, reply)
+                self._finish(call, run)
+
+    def _finish(self, call: _Call, run: _Run) -> None:
+        """Report what became of a call."""
+        self._engine.notify(
+            run.outcome(
+                thread=ThreadKey(self.id, self.namespace),
+                model=self._engine.model_name,
+                history=self.history,
+                params=call.params,
+                started_ns=call.started_ns,
+                ended_ns=time.time_ns(),
+            )
+        )
+        if run.reply is not None:
+            key = ThreadKey(self.id, self.namespace)
+            self._engine.check_in_shadow(key, call.rendered.token_ids, run.reply)
 
     def base(self, messages: Sequence[Message]) -> ContextVersion | None:
         """The version that a context will be taken to go on from; None for the first one.
@@ -318,6 +374,23 @@ class Thread:
             finally:
                 self._busy.release()
 
+    def clear_for(self, forgetting: str) -> None:
+        """As `clear`, once for each version of another thread that says to forget.
+
+        Args:
+            forgetting: that version's id.
+
+        Raises:
+            CheckpointError: the store cannot delete; tried again at the next call.
+        """
+        if self._busy.acquire(blocking=False):
+            try:
+                self._state.clear_for(forgetting)
+            finally:
+                self._busy.release()
+        else:
+            self._state.must_clear = True
+
     def _first_token(
         self, version: ContextVersion, call: _Call
     ) -> tuple[Resumed, RecoveryReport, Sampler, int]:
@@ -338,9 +411,8 @@ class Thread:
         reasons += self._state.forget(version, token_ids, clear_forks)
         if self._engine.shadow is not None and any(edit.forget for edit in version.edits):
             self._engine.shadow.forget()
-        started = time.perf_counter()
         reasons += self._state.fetch(version)
-        fetch_ms = (time.perf_counter() - started) * 1e3
+        call.watch.mark("fetch")
         room = min(call.params.max_new_tokens, self._engine.max_tokens - len(token_ids))
         resumed = self.sequence.resume(
             token_ids,
@@ -349,11 +421,11 @@ class Thread:
             version=version.id,
             anchors_of=partial(self._state.anchors, version, call.rendered.message_spans),
             own_of=self._state.own_rows(version),
+            watch=call.watch,
         )
         self._state.note(version, call.rendered.message_spans, resumed)
-        started = time.perf_counter()
         token = sampler(resumed.logits)
-        sampling_ms = (time.perf_counter() - started) * 1e3
+        call.watch.mark("sampling")
         if resumed.trouble:
             reasons.append(resumed.trouble)
         report = RecoveryReport.of_plan(
@@ -363,14 +435,9 @@ class Thread:
             resumed_from=resumed.resumed_from,
             restored_formats=resumed.restored_formats,
             payload_bytes=resumed.payload_bytes,
-            render_ms=call.render_ms,
             omitted=call.rendered.omitted[:MAX_OMITTED],
             notes=call.rendered.notes,
-            planning_ms=resumed.planning_ms,
-            fetch_ms=fetch_ms,
-            restore_ms=resumed.restore_ms,
-            recompute_ms=resumed.recompute_ms,
-            resume_ttft_ms=fetch_ms + resumed.recovery_ms + sampling_ms,
+            **call.watch.report(),
         )
         return resumed, report, sampler, token
 
@@ -390,7 +457,7 @@ class Thread:
         try:
             yield from answer.pieces(token, self.sequence.append)
         finally:  # also what was said before the stream was closed
-            self._state.replies.append(SampledReply.of(answer.token_ids, engine.tokenizer))
+            self._state.add_reply(SampledReply.of(answer.token_ids, engine.tokenizer))
         last = answer.finish()
         reply = Reply(
             text=answer.text,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from patchkv_agents.context import (
@@ -21,8 +21,8 @@ from patchkv_agents.context import (
     message_anchors,
 )
 from patchkv_agents.context.versioning.continuing import Hashes, continued, message_hashes
-from patchkv_agents.engine.forgetting import ForgettingLine, ancestry, came_after
-from patchkv_agents.engine.lines import Ancestors, RowMakers
+from patchkv_agents.engine.branches import Ancestors, RowVersions
+from patchkv_agents.engine.forgetting import ForgettingSearch, ancestry, came_after, is_forgotten
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.ranges import BoolArray, IntArray
@@ -64,7 +64,7 @@ class ThreadState:
 
     Attributes:
         history, sequence: the same.
-        replies: sampled ids of its answers, the newest last.
+        replies: sampled ids of its answers, the newest last. Replaced, never changed.
         must_clear: everything goes at the next call: a fork forgot what this thread has seen.
     """
 
@@ -73,22 +73,29 @@ class ThreadState:
     ) -> None:
         self.history = history
         self.sequence = sequence
-        self.replies: deque[SampledReply] = deque(maxlen=MAX_REPLIES)
+        self.replies: tuple[SampledReply, ...] = ()
         self.must_clear = False
         self._stored = stored
         self._known: dict[str, _Known] = {}  # by version
         self._last: str | None = None  # id of the version answered last
         self._ancestors = Ancestors()
-        self._makers = RowMakers()
-        self._forgotten: str | None = None  # id of the last forgetting version that was obeyed
-        self._forgetting_line = ForgettingLine()
+        self._row_versions = RowVersions()
+        self._forgettings = ForgettingSearch()
+        self._obeyed: set[str] = set()  # ids of forgetting versions, as far as memory goes
+        # What forks and the store have still to delete:
+        self._pending: dict[str, ContextVersion] = {}  # forgetting versions by id
+        self._must_clear_stored = False
 
     def take_over(self, other: ThreadState, sequence: KVSequence) -> None:
         """Become a fork of another state, with this copy of its sequence."""
-        self.sequence, self._forgotten = sequence, other._forgotten
-        self.replies, self._known = other.replies.copy(), dict(other._known)
-        self._last, self._makers = other._last, other._makers.copy()
+        self.sequence, self._obeyed = sequence, set(other._obeyed)
+        self.replies, self._known = other.replies, dict(other._known)
+        self._last, self._row_versions = other._last, other._row_versions.copy()
         self._ancestors = other._ancestors.copy()
+
+    def add_reply(self, reply: SampledReply) -> None:
+        """Remember the sampled ids of an answer."""
+        self.replies = (*self.replies, reply)[-MAX_REPLIES:]
 
     def suspend(self) -> None:
         """Store the KV state in CPU memory and, if there is a store, save it there."""
@@ -100,12 +107,25 @@ class ThreadState:
             self._stored.save(self.sequence.version, checkpoint)
 
     def clear(self) -> None:
-        """Delete all KV state and sampled ids, in memory and in the store."""
+        """Delete all KV state and sampled ids, in memory and in the store.
+
+        Raises:
+            CheckpointError: the store cannot delete. What it has is not used, and the next call
+                tries again.
+        """
+        self._clear_memory()
+        self._clear_stored()
+
+    def _clear_memory(self) -> None:
         self.sequence.clear()
-        if self._stored is not None:
-            self._stored.forget(lambda version: True, sweep=True)
-        self.replies.clear()
+        self.replies = ()
         self.must_clear = False
+        self._must_clear_stored = self._stored is not None
+
+    def _clear_stored(self) -> None:
+        if self._must_clear_stored and self._stored is not None:
+            self._stored.forget(lambda version: True, sweep=True)
+        self._must_clear_stored = False
 
     def anchors(self, version: ContextVersion, spans: Spans, old: str) -> Anchors:
         """Where the messages that `version` shares with an old one stand in both."""
@@ -117,21 +137,21 @@ class ThreadState:
 
     def own_rows(self, version: ContextVersion) -> OwnOf:
         """Tells which rows of other versions' states `version` may take over."""
-        line = self._ancestors.of(self.history, version)
+        branch = self._ancestors.of(self.history, version)
 
         def own(other: str, tokens: int) -> BoolArray | None:
-            # Its line has rows of its own only. Where the history of stored state is lost, nothing
-            # tells what it is to this version.
-            if other in line or other not in self.history:
+            # An ancestor has rows of this branch only. Where the history of stored state is lost,
+            # nothing tells what it is to this version.
+            if other in branch or other not in self.history:
                 return None
-            return self._makers.own(other, tokens, line)
+            return self._row_versions.own(other, tokens, branch)
 
         return own
 
     def note(self, version: ContextVersion, spans: Spans, resumed: Resumed) -> None:
         """Keep what later versions need of one that was resumed."""
         self._last = version.id
-        self._makers.note(version.id, resumed.plan, resumed.resumed_from)
+        self._row_versions.note(version.id, resumed.plan, resumed.resumed_from)
         self._know(version, spans)
 
     def base(self, messages: Sequence[Message]) -> ContextVersion | None:
@@ -185,7 +205,6 @@ class ThreadState:
                 version = history.get(name)
                 if (version.messages, version.tools, version.template_args) == shown:
                     return history.checkout(version), ()
-        before = history.version_ids() if parent == "" else ()
         version = history.commit(
             context.messages,
             tools=context.tools,
@@ -194,7 +213,7 @@ class ThreadState:
             parent=None if base is head else base,
             checkpoint_id=checkpoint_id,
         )
-        if parent == "" and version.id not in before:
+        if parent == "" and (base is None or version.id != base.id):
             self._ancestors.cut(version.id)
         return version, () if base is not None and version.id == base.id else version.edits
 
@@ -209,6 +228,9 @@ class ThreadState:
     ) -> list[str]:
         """Delete all state that saw what an edit up to `version` says to forget.
 
+        Memory is cleaned at once. What forks and the store cannot delete now is not used by this
+        thread, and deleted at a later call.
+
         Args:
             version: about to be answered.
             token_ids: its tokens; rows for the first of them that saw nothing stay.
@@ -218,56 +240,86 @@ class ThreadState:
             Reasons for the report.
         """
         reasons = []
+        if self.must_clear:
+            self._clear_memory()
+        forgetting = self._forgettings.newest(self.history, version)
+        if forgetting is not None and forgetting.id not in self._obeyed:
+            reasons += self._forget_in_memory(forgetting, token_ids)
+            self._obeyed.add(forgetting.id)
+            self._pending[forgetting.id] = forgetting
         try:
-            if self.must_clear:
-                self.clear()
-            forgetting = self._forgetting_line.newest(self.history, version)
-            if forgetting is not None and forgetting.id != self._forgotten:
-                reasons += self._forget_before(forgetting, version, token_ids, clear_forks)
-                self._forgotten = forgetting.id
-        except CheckpointError as error:  # tried again at the next call
+            self._clear_stored()
+            for pending in [*self._pending.values()]:
+                self._forget_elsewhere(pending, clear_forks, sweep=pending.id == version.id)
+                del self._pending[pending.id]
+        except CheckpointError as error:
             reasons.append(f"stored state that saw forgotten text is not deleted yet: {error}")
         return reasons
 
-    def _forget_before(
-        self,
-        forgetting: ContextVersion,
-        version: ContextVersion,
-        token_ids: IntArray,
-        clear_forks: ClearForks,
-    ) -> list[str]:
-        """Delete state of versions that did not come from `forgetting`, and that of forks."""
+    def _saw(self, forgetting: ContextVersion, version_id: str) -> bool:
+        return not came_after(self.history, version_id, forgetting.id)
 
-        def saw(version_id: str) -> bool:
-            return not came_after(self.history, version_id, forgetting.id)
-
+    def _forget_in_memory(self, forgetting: ContextVersion, token_ids: IntArray) -> list[str]:
+        """Delete state of versions that did not come from `forgetting`."""
         reasons = []
         sequence = self.sequence
-        if len(sequence.token_ids) and saw(sequence.version):
+        if len(sequence.token_ids) and self._saw(forgetting, sequence.version):
             reasons.append("an edit says forget: state that saw the old text was deleted")
             sequence.truncate(sequence.clean_prefix(token_ids))
-        sequence.versions.drop([kept for kept in sequence.versions if saw(kept)])
+        sequence.versions.drop([kept for kept in sequence.versions if self._saw(forgetting, kept)])
         shown = match_replies(forgetting.messages, list(self.replies)).values()
-        kept_replies = [reply for reply in self.replies if reply in shown]
-        self.replies = deque(kept_replies, maxlen=MAX_REPLIES)
+        self.replies = tuple(reply for reply in self.replies if reply in shown)
+        return reasons
+
+    def _forget_elsewhere(
+        self, forgetting: ContextVersion, clear_forks: ClearForks, *, sweep: bool
+    ) -> None:
+        """Delete the same from the store, and the state of forks."""
         if forgetting.forgotten is not None:
             clear_forks(forgetting.forgotten.threads, forgetting.id)
         if self._stored is not None:
-            self._stored.forget(saw, sweep=forgetting.id == version.id)
-        return reasons
+            self._stored.forget(partial(self._saw, forgetting), sweep=sweep)
 
     def fetch(self, version: ContextVersion) -> list[str]:
         """Where there is no state in memory, take what the store has.
 
+        Nothing that saw forgotten text is taken: the store may not have deleted it yet, or another
+        process may have stored it since.
+
         Returns:
             Reasons for the report.
         """
-        if self._stored is None or len(self.sequence.token_ids) or len(self.sequence.versions):
+        if (
+            self._stored is None
+            or self._must_clear_stored
+            or len(self.sequence.token_ids)
+            or len(self.sequence.versions)
+        ):
             return []
+        newest = self._forgettings.newest(self.history, version)
+        forgettings = [*self._pending.values(), *([newest] if newest else [])]
+
+        def usable(version_id: str) -> bool:
+            saw = any(self._saw(forgetting, version_id) for forgetting in forgettings)
+            return not saw and not is_forgotten(self.history, version_id)
+
         try:
-            found = self._stored.newest(past.id for past in ancestry(self.history, version))
-            if found is not None:
-                self.sequence.adopt(*found)
+            stored = self._stored.newest(
+                (past.id for past in ancestry(self.history, version)), usable
+            )
+            if stored is not None:
+                self.sequence.adopt(*stored)
         except CheckpointError as error:
             return [f"stored state could not be read: {error}"]
         return []
+
+    def clear_for(self, forgetting: str) -> None:
+        """Delete all state once for a version of another thread, by its id, that says to forget.
+
+        Raises:
+            CheckpointError: see `clear`.
+        """
+        if forgetting not in self._obeyed:
+            self._obeyed.add(forgetting)
+            self._clear_memory()
+        self._clear_stored()

@@ -28,19 +28,25 @@ class RecoveryReport:
         restored_formats: rows that were read from stored payload, exact ones among them, by
             format.
         payload_bytes: bytes of the source blocks that were read.
+        ttft_ms: time to first token: from the call to the id of the first output token, as the
+            caller's clock sees it. The following parts add up to it.
         render_ms: chat template and tokenizer.
-        planning_ms: aggregating attention scores, alignment and plan; not part of
-            `resume_ttft_ms`.
-        fetch_ms: asking the engine's store, where the thread had no state in memory.
+        wait_ms: from the call until the thread took it up, rendering left out; in a stream, also
+            until the first piece was asked for.
+        history_ms: finding the edits, and committing the version to the history store.
+        fetch_ms: carrying out edits that say forget, and asking the engine's store where the thread
+            had no state in memory.
+        planning_ms: aggregating attention scores, alignment and plan.
         restore_ms: waiting for a suspend under way, allocating, fetching stored rows, moving their
             keys, writing them into the cache.
-        recompute_ms: running rows through the model. On GPUs, work may be queued during one of
-            these two and done during the other; `resume_ttft_ms` covers all of it.
+        recompute_ms: running rows through the model, and waiting for others who use it. On GPUs,
+            work may be queued during one of these two and done during the other.
+        sampling_ms: choosing the first token.
+        resume_ttft_ms: the paper's resume TTFT: `fetch_ms`, `restore_ms`, `recompute_ms` and
+            `sampling_ms` together.
         omitted: message index and field of what the chat template does not show (-1 and `tools`
             where it shows no tools).
         notes: what the template was shown in another form than the messages have, in words.
-        resume_ttft_ms: from the start of recovery, after planning, to the id of the first output
-            token. Rendering, waiting for another thread's turn and decoding to text are not in it.
     """
 
     policy: str
@@ -61,11 +67,15 @@ class RecoveryReport:
     resumed_from: str | None
     restored_formats: Mapping[str, int]
     payload_bytes: int
+    ttft_ms: float
     render_ms: float
-    planning_ms: float
+    wait_ms: float
+    history_ms: float
     fetch_ms: float
+    planning_ms: float
     restore_ms: float
     recompute_ms: float
+    sampling_ms: float
     resume_ttft_ms: float
     omitted: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()

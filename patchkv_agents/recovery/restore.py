@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,7 +129,6 @@ class Restoration:
         rope: Rope,
         arrived: Callable[[int], None] | None = None,
     ) -> None:
-        started = time.perf_counter()
         self._arrived = arrived
         parts = {device: _grouped(extents, rope, device) for device in {s.device for s in shards}}
         self._parts = parts[shards[0].device]
@@ -142,12 +140,6 @@ class Restoration:
             except BaseException:
                 self.stop()
                 raise
-        self._spent_s = time.perf_counter() - started
-
-    @property
-    def spent_ms(self) -> float:
-        """Time that this process has spent on it so far, in milliseconds."""
-        return self._spent_s * 1e3
 
     @property
     def payload_bytes(self) -> int:
@@ -168,7 +160,6 @@ class Restoration:
 
         Layers are asked for in ascending order; any of them again at will.
         """
-        started = time.perf_counter()
         writer = next(writer for writer in self._writers if layer in writer.shard.layers)
         if layer >= self._written:
             stop = min(writer.shard.layers.stop, layer + writer.most_layers)
@@ -176,7 +167,6 @@ class Restoration:
                 self._arrived(stop)
             self._write(stop)
         writer.wait(layer)
-        self._spent_s += time.perf_counter() - started
 
     def stop(self) -> None:
         """Wait until nothing is written any more, as before the cache is freed after a failure.

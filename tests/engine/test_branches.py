@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.context import MemoryHistoryStore
+from patchkv_agents.context import ContextHistory, MemoryHistoryStore
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.lines import Ancestors, RowMakers
+from patchkv_agents.engine.branches import MAX_VERSIONS, Ancestors, RowVersions
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 
@@ -135,21 +135,21 @@ def test_declared_edits_are_of_the_version_before(thread):
     assert "janitor" in {edit.author for edit in thread.history.head.edits}
 
 
-def test_rows_are_told_by_who_computed_them():
+def test_rows_belong_to_the_version_that_computed_them():
     def plan(labels, aligned):
         return RecoveryPlan(np.array(labels, np.int8), np.array(aligned), prefix=0)
 
     new, kept = int(RowLabel.NEW), int(RowLabel.RESTORED)
-    makers = RowMakers()
-    makers.note("a", plan([new] * 4, [-1] * 4), None)
-    makers.note("b", plan([kept, new, kept, new], [0, -1, 2, -1]), "a")
-    makers.note("c", plan([kept, kept, kept, kept], [1, 2, 3, 4]), "b")  # 4: appended to b
-    assert makers.own("c", 5, {"a"}).tolist() == [False, True, False, False, False]
-    assert makers.own("c", 5, {"b"}).tolist() == [True, False, True, True, False]
-    assert makers.own("b", 2, {"a", "c"}).tolist() == [True, False]
-    assert makers.own("unknown", 2, {"a"}).tolist() == [False, False]
-    makers.note("b", plan([kept] * 4, [0, 1, 2, 3]), "a")  # what it computed may still be stored
-    assert makers.own("b", 4, {"a"}).tolist() == [True, False, True, False]
+    rows = RowVersions()
+    rows.note("a", plan([new] * 4, [-1] * 4), None)
+    rows.note("b", plan([kept, new, kept, new], [0, -1, 2, -1]), "a")
+    rows.note("c", plan([kept, kept, kept, kept], [1, 2, 3, 4]), "b")  # 4: appended to b
+    assert rows.own("c", 5, {"a"}).tolist() == [False, True, False, False, False]
+    assert rows.own("c", 5, {"b"}).tolist() == [True, False, True, True, False]
+    assert rows.own("b", 2, {"a", "c"}).tolist() == [True, False]
+    assert rows.own("unknown", 2, {"a"}).tolist() == [False, False]
+    rows.note("b", plan([kept] * 4, [0, 1, 2, 3]), "a")  # what it computed may still be stored
+    assert rows.own("b", 4, {"a"}).tolist() == [True, False, True, False]
 
 
 def test_ancestors_are_found_anew_where_the_line_changes(thread):
@@ -164,3 +164,38 @@ def test_ancestors_are_found_anew_where_the_line_changes(thread):
         (left, {base.id, edited.id, left.id}),
     ]:
         assert ancestors.of(thread.history, version) == expected
+
+
+def test_a_long_thread_costs_no_more_at_each_version():
+    """5,000 versions: what is kept for them is bounded, and none lists the others. A number was
+    kept for every version, and asking whether a history has one listed all ids."""
+    listed, loaded = [], []
+
+    class Counting(MemoryHistoryStore):
+        def version_ids(self, thread):
+            listed.append(thread)
+            return super().version_ids(thread)
+
+        def load(self, thread, version_id):
+            loaded.append(version_id)
+            return super().load(thread, version_id)
+
+    history = ContextHistory(Counting())
+    rows, ancestors = RowVersions(), Ancestors()
+    plan = RecoveryPlan(
+        np.array([RowLabel.RESTORED] * 3 + [RowLabel.NEW], np.int8), np.arange(4), prefix=0
+    )
+    before, costs = None, []
+    for step in range(5_000):
+        version = history.commit([message("user", f"turn {step}")])
+        loaded.clear()
+        branch = ancestors.of(history, version)
+        if before is not None:
+            assert before in history
+            assert rows.own(before, 4, branch).all()
+        rows.note(version.id, plan, before)
+        costs.append(len(loaded))
+        before = version.id
+    assert len(history) == 5_000 and len(listed) == 1
+    assert max(costs) <= 2 and len(rows) <= 4 * MAX_VERSIONS
+    assert rows.own(history.head.parents[0], 4, {history.head.id}).tolist() == [False] * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkv_agents.context import ContextHistory
-from patchkv_agents.engine.forgetting import ForgettingLine, came_after
+from patchkv_agents.engine.forgetting import ForgettingSearch, came_after
 
 
 def conversation(*results):
@@ -21,7 +21,7 @@ def history():
 
 
 def test_the_newest_forgetting_version_is_found_and_remembered(history, monkeypatch):
-    line = ForgettingLine()
+    line = ForgettingSearch()
     first = history.commit(conversation("a secret"))
     assert line.newest(history, first) is None
     forgetting = history.replace(1, "[removed]", forget=True)

@@ -11,6 +11,7 @@ import torch
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.capture import AttentionCapture
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy, RowLabel
 
@@ -355,7 +356,9 @@ def test_aggregating_scores_is_part_of_planning(monkeypatch):
         return scores(self, tokens)
 
     monkeypatch.setattr(AttentionCapture, "scores", slow)
-    assert sequence.resume(random_ids(1, 50), RecoveryPolicy.exact()).planning_ms > 200
+    watch = Stopwatch()
+    sequence.resume(random_ids(1, 50), RecoveryPolicy.exact(), watch=watch)
+    assert watch.ms("planning") > 200
 
 
 def test_a_scattered_row_set_is_cut_into_chunks_in_order():

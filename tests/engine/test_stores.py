@@ -12,7 +12,13 @@ import torch
 
 from patchkv_agents.backends.transformers.fingerprint import model_fingerprint
 from patchkv_agents.checkpoint.stores import MemoryStore, open_store
-from patchkv_agents.context import ContextHistory, Edit, EditKind, SQLiteHistoryStore
+from patchkv_agents.context import (
+    ContextHistory,
+    Edit,
+    EditKind,
+    MemoryHistoryStore,
+    SQLiteHistoryStore,
+)
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import CheckpointError, HistoryStoreError
 from patchkv_agents.recovery import RecoveryPolicy
@@ -165,6 +171,127 @@ def test_forgetting_reaches_the_store(engine_on):
     thread.suspend()
     assert engine.stored_thread("t").versions() == [thread.history.head.id]
     assert thread.generate(messages, max_new_tokens=2).report.prefix > 0
+
+
+class Undeletable(MemoryStore):
+    """Whose `delete` fails as long as it is away."""
+
+    is_away = True
+
+    def delete(self, key):
+        if self.is_away:
+            raise CheckpointError("the store is away")
+        super().delete(key)
+
+
+def assert_untouched(reply, plain, messages, tokenizer=None):
+    """An answer that was computed from nothing that the first one left behind."""
+    assert reply.report.new == reply.report.tokens and reply.report.resumed_from is None
+    engine = plain if tokenizer is None else Engine(plain.adapter.model, tokenizer)
+    expected = engine.thread("untouched").generate(messages, max_new_tokens=1)
+    engine.drop("untouched")
+    torch.testing.assert_close(reply.first_logits, expected.first_logits, atol=1e-4, rtol=0)
+
+
+def test_a_pending_forget_holds_in_a_fresh_process(plain, engine_on, tmp_path):
+    """The version that saw the secret used to be fetched, and its later rows went into the
+    answer: only a reason in the report said that the store had not deleted it."""
+    store, file = Undeletable(), tmp_path / "history.db"
+    first = suspended(engine_on(store, history=SQLiteHistoryStore(file)))
+    saw = first.history.head.id
+    first.history.replace("call_1", "The ferry leaves from [removed].", forget=True)
+    messages = edited("[removed]")
+    engine = engine_on(store, history=SQLiteHistoryStore(file))
+    for turn in range(2):
+        thread = engine.thread("t")
+        reply = thread.generate(messages, policy=PATCH, max_new_tokens=1)
+        assert "not deleted yet: the store is away" in reply.report.fallback_reason
+        if turn == 0:
+            assert_untouched(reply, plain, messages)
+        thread.suspend()
+    assert reply.report.cache_read == reply.report.tokens - 1  # what came after it is used
+    engine.flush()
+    again = engine_on(store, history=SQLiteHistoryStore(file)).thread("t")
+    reply = again.generate(messages, policy=PATCH, max_new_tokens=1)
+    assert reply.report.is_exact and reply.report.resumed_from == thread.history.head.id
+    store.is_away = False
+    assert saw in engine.stored_thread("t").versions()
+    assert again.generate(messages, max_new_tokens=1).report.fallback_reason is None
+    assert saw not in engine.stored_thread("t").versions()
+
+
+def test_a_pending_forget_holds_where_no_token_is_left(plain, engine_on, smollm2_tokenizer):
+    """The thread's own state goes from the first token on, so it has none, and used to fetch."""
+    tokenizer = copy.deepcopy(smollm2_tokenizer)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    engine = engine_on(Undeletable())
+    engine.tokenizer = tokenizer
+    messages = [{"role": "user", "content": "A secret. " + "The museum opens at nine. " * 20}]
+    thread = suspended(engine, messages=messages)
+    removed = "Removed. " + "The museum opens at nine. " * 20
+    thread.history.replace(0, removed, kind=EditKind.REDACT, forget=True)
+    messages = [{"role": "user", "content": removed}]
+    reply = thread.generate(messages, policy=PATCH, max_new_tokens=1)
+    assert "not deleted yet" in reply.report.fallback_reason
+    assert_untouched(reply, plain, messages, tokenizer)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "in a fresh process"])
+def test_a_pending_forget_holds_for_forks(plain, engine_on, tmp_path, is_open):
+    """A fork shows the same text no more. Its stored rows saw it, and used to be fetched where
+    the store could not delete them."""
+    store, file = Undeletable(), tmp_path / "history.db"
+    engine = engine_on(store, history=SQLiteHistoryStore(file))
+    thread = suspended(engine)
+    fork = thread.fork("copy")
+    fork.generate(MESSAGES, max_new_tokens=2)
+    fork.suspend()
+    engine.flush()
+    thread.history.replace("call_1", "[removed]", forget=True)
+    messages = copy.deepcopy(MESSAGES)
+    messages[2]["content"] = "[removed]"
+    thread.generate(messages, max_new_tokens=1)
+    if not is_open:
+        engine = engine_on(store, history=SQLiteHistoryStore(file))
+        fork = engine.thread("copy")
+    reply = fork.generate(messages, policy=PATCH, max_new_tokens=1)
+    assert_untouched(reply, plain, messages)
+
+
+def test_a_forget_holds_on_another_branch_too(engine_on):
+    """Going on with a branch that was left before, a fresh process used to fetch its rows."""
+    store, histories = Undeletable(), MemoryHistoryStore()
+    thread = suspended(engine_on(store, history=histories))
+    saw = thread.history.head
+    thread.history.replace("call_1", "[removed]", forget=True)
+    messages = copy.deepcopy(MESSAGES)
+    messages[2]["content"] = "[removed]"
+    thread.generate(messages, max_new_tokens=1)
+    other = [*messages, {"role": "user", "content": "Another way."}]
+    fresh = engine_on(store, history=histories).thread("t")
+    reply = fresh.generate(other, parent=saw.id, policy=PATCH, max_new_tokens=1)
+    assert fresh.history.head.parents == (saw.id,)
+    assert reply.report.resumed_from is None and reply.report.new == reply.report.tokens
+
+
+def test_every_fork_forgets_though_the_store_fails_at_the_first(engine_on):
+    engine = engine_on(Undeletable())
+    thread = suspended(engine)
+    forks = [thread.fork(f"fork-{number}") for number in range(3)]
+    for fork in forks:
+        fork.generate(MESSAGES, max_new_tokens=2)
+        fork.suspend()
+    engine.flush()
+    thread.history.replace("call_1", "[removed]", forget=True)
+    messages = copy.deepcopy(MESSAGES)
+    messages[2]["content"] = "[removed]"
+    thread.generate(messages, max_new_tokens=1)
+    assert not any(len(fork.sequence.token_ids) for fork in forks)
+    assert not any(len(fork.sequence.versions) for fork in forks)
+    # Tried again at the next call, without taking what the forks have computed since.
+    forks[0].generate(messages, max_new_tokens=1)
+    thread.generate(messages, max_new_tokens=1)
+    assert len(forks[0].sequence.token_ids)
 
 
 def test_forgetting_reaches_what_nobody_has_open(engine_on, tmp_path):

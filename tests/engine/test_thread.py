@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+import time
 
 import pytest
 import torch
 
-from patchkv_agents.context import Edit, EditKind
+from patchkv_agents.context import Edit, EditKind, MemoryHistoryStore
+from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
 from patchkv_agents.recovery import RecoveryPolicy
 
@@ -387,3 +389,78 @@ def test_threads_of_one_engine_run_from_several_python_threads(engine):
     assert together == alone
     for name in contexts:
         engine.drop(name)
+
+
+def test_a_stream_renders_with_the_answers_given_since(engine, thread):
+    """It used to render at the call, from the answers so far: ids sampled between the call and the
+    first piece were lost, and the text encoded anew."""
+    question = [{"role": "user", "content": "Which pier?"}]
+    sampling = {"max_new_tokens": 80, "temperature": 3.0, "seed": 5}
+    said = engine.thread("other").generate(question, **sampling)
+    engine.drop("other")
+    assert engine.tokenizer.encode(said.text, add_special_tokens=False) != list(said.token_ids)
+    turn = [
+        *question,
+        {"role": "assistant", "content": said.text},
+        {"role": "user", "content": "Sure?"},
+    ]
+    waiting = thread.stream(turn, max_new_tokens=1)
+    first = thread.generate(question, **sampling)
+    assert first.token_ids == said.token_ids
+    *_, last = waiting
+    # The last one's state is computed with the next token.
+    assert last.reply.report.cache_read >= first.report.tokens + len(first.token_ids) - 1
+
+
+class Clock:
+    """Stands still but for what is added, and a millisecond at each look."""
+
+    def __init__(self):
+        self.now_ns = 7_000_000_000
+
+    def __call__(self):
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+    def work(self, ms):
+        self.now_ns += ms * 1_000_000
+
+
+PARTS = ("render", "wait", "history", "fetch", "planning", "restore", "recompute", "sampling")
+
+
+def test_the_parts_of_the_time_to_the_first_token_add_up(engine):
+    """The history's commit, the edits' inference and waiting for the thread were in no report."""
+    clock = Clock()
+
+    class SlowHistory(MemoryHistoryStore):
+        def put(self, *args):
+            clock.work(250)
+            super().put(*args)
+
+    slow = Engine(engine.adapter.model, engine.tokenizer, history=SlowHistory(), clock_ns=clock)
+    thread = slow.thread("t")
+    thread.generate(MESSAGES, max_new_tokens=1)
+    thread.suspend()
+    called_ns = clock()
+    clock.work(40)
+    stream = thread.stream(edited(), policy=PATCH, max_new_tokens=1, called_ns=called_ns)
+    clock.work(1_000)
+    *_, last = stream
+    report = last.reply.report
+    parts = {part: getattr(report, f"{part}_ms") for part in PARTS}
+    assert sum(parts.values()) == report.ttft_ms
+    assert 1_040 <= parts["wait"] < 1_050 and 250 <= parts["history"] < 260
+    assert all(ms >= 1 for ms in parts.values())
+    assert report.ttft_ms - 1_290 < 100
+    resume_ms = sum(parts[part] for part in ("fetch", "restore", "recompute", "sampling"))
+    assert report.resume_ttft_ms == resume_ms
+
+
+def test_the_time_to_the_first_token_is_the_callers(thread):
+    started = time.perf_counter()
+    reply = thread.generate(MESSAGES, max_new_tokens=1)
+    took_ms = (time.perf_counter() - started) * 1e3
+    parts = sum(getattr(reply.report, f"{part}_ms") for part in PARTS)
+    assert reply.report.ttft_ms == pytest.approx(parts)
+    assert reply.report.resume_ttft_ms < reply.report.ttft_ms <= took_ms

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkv_agents.alignment import Alignment, Hunk, Run, align
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import ranges_of
 from patchkv_agents.recovery import (
@@ -157,7 +158,6 @@ def test_a_plan_is_extended_by_rows_that_it_restores_and_no_others():
 
 def test_a_report_counts_every_label():
     labels = np.array(RowLabel, np.int8).repeat(np.arange(len(RowLabel)) + 1)
-    times = ("render", "planning", "fetch", "restore", "recompute", "resume_ttft")
     report = RecoveryReport.of_plan(
         RecoveryPlan(labels, np.arange(len(labels)), 1),
         policy="test",
@@ -165,7 +165,7 @@ def test_a_report_counts_every_label():
         resumed_from=None,
         restored_formats={},
         payload_bytes=0,
-        **{f"{name}_ms": 0.0 for name in times},
+        **Stopwatch().report(),
     )
     counts = {label: getattr(report, label.name.lower()) for label in RowLabel}
     assert counts == {label: label + 1 for label in RowLabel}

@@ -60,7 +60,6 @@ def test_all_and_only_the_wanted_rows_are_written(arriving, monkeypatch):
     lengths = [k[..., :3] ** 2 + k[..., 3:6] ** 2 for k in (new_keys, keys)]
     torch.testing.assert_close(lengths[0][:, :, wanted], lengths[1][:, :, source[wanted]])
     assert restoration.formats == {"native": 93}
-    assert restoration.spent_ms > 0
 
 
 def test_payload_bytes_count_each_block_that_is_touched_once():

@@ -15,7 +15,6 @@ the same rows in 16 bits; null if none were read), `first_token_kl` (nats, full 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery import RecoveryPolicy
@@ -119,7 +119,7 @@ class _Run:
     """One resume."""
 
     resumed: Resumed
-    ttft_ms: float
+    times: dict[str, float]
 
 
 def resume(engine: Engine, config: ResumeConfig, report: Report = silent) -> BenchResult:
@@ -192,7 +192,7 @@ def _measure(engine: Engine, config: ResumeConfig, case: _Case, *, warm_up: bool
     }
     results = interleaved(actions, config.rounds, warm_up=warm_up)
     prefix_cache_ms = next(
-        median(run.ttft_ms for run in runs)
+        median(run.times["resume_ttft_ms"] for run in runs)
         for (name, _), runs in results.items()
         if name == "prefix_cache"
     )
@@ -235,10 +235,11 @@ def _stored_states(
 
 def _resumed(state: KVSequence, new: IntArray, policy: RecoveryPolicy) -> _Run:
     sequence = state.fork()
-    resumed = sequence.resume(new, policy, version="new")
-    started = time.perf_counter()
+    watch = Stopwatch()
+    resumed = sequence.resume(new, policy, version="new", watch=watch)
     int(resumed.logits.argmax())  # waits for a GPU
-    return _Run(resumed, resumed.recovery_ms + (time.perf_counter() - started) * 1e3)
+    watch.mark("sampling")
+    return _Run(resumed, watch.report())
 
 
 def _point(
@@ -246,9 +247,9 @@ def _point(
 ) -> Point:
     first = runs[0].resumed
     rows = sum(first.restored_formats.values())
-    ttft = timing("ttft", [run.ttft_ms for run in runs])
+    ttft = timing("ttft", [run.times["resume_ttft_ms"] for run in runs])
     medians = {
-        name: median(getattr(run.resumed, name) for run in runs)
+        name: median(run.times[name] for run in runs)
         for name in ("planning_ms", "restore_ms", "recompute_ms")
     }
     return {

@@ -36,7 +36,7 @@ class HistoryView:
         return len(self.version_ids())
 
     def __contains__(self, version_id: object) -> bool:
-        return version_id in self.version_ids()
+        return isinstance(version_id, str) and self.store.load(self.key, version_id) is not None
 
     @property
     def head(self) -> ContextVersion | None:
