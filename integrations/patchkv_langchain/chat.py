@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -332,6 +333,7 @@ class ChatPatchKV(BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, options: dict[str, Any]
     ) -> Generator[AnswerPiece | Answered, None, None]:
         """Answer: pieces, then the whole. All that a call does but LangChain's forms."""
+        called_ns = time.perf_counter_ns()
         if unknown := sorted(options.keys() - _CALL_OPTIONS):
             raise InputError(f"unknown arguments {unknown}: a call takes {sorted(_CALL_OPTIONS)}")
         config = _config.get() or ensure_config()
@@ -378,6 +380,7 @@ class ChatPatchKV(BaseChatModel):
                 stop=tuple(self.stop or () if stop is None else stop),
                 begin=engine.tokenizer.encode(begin, add_special_tokens=False) if begin else (),
                 keep_special=style.markers,
+                called_ns=called_ns,
                 **sampling,
             )
             reply: Reply | None = None
