@@ -221,7 +221,7 @@ def test_wrong_sampling_arguments_are_refused_before_anything_runs(thread, optio
 def test_a_context_beyond_the_limit_says_by_how_much(engine, thread):
     thread.generate(MESSAGES, max_new_tokens=2)
     long = [*MESSAGES, {"role": "user", "content": "word " * 900}]
-    with pytest.raises(ContextTooLongError, match=r"limit is 700.*shorten"):
+    with pytest.raises(ContextTooLongError, match=r"maximum context length is 700 .*shorten"):
         thread.generate(long)
     assert len(thread.history) == 1  # it never was a context that ran
     report = thread.generate(MESSAGES, max_new_tokens=2).report
