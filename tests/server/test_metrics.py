@@ -79,7 +79,11 @@ def test_names_of_policies_do_not_grow_without_bound():
     metrics = ServerMetrics()
     for number in range(100):
         report = SimpleNamespace(
-            policy=f"mine-{number}", resume_ttft_ms=1.0, payload_bytes=0, fallback_reason=None
+            policy=f"mine-{number}",
+            ttft_ms=2.0,
+            resume_ttft_ms=1.0,
+            payload_bytes=0,
+            fallback_reason=None,
         )
         answer = SimpleNamespace(report=report, plan=_Plan, reply=None, edits=())
         metrics.answered(answer)
