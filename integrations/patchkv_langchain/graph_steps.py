@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from patchkv_agents.errors import ContextError
-from patchkv_langgraph.lineage import Link, stored_link
+from patchkv_langgraph.checkpoints import Address, Link, stored_link
 
 if TYPE_CHECKING:
     from patchkv_agents.context import ContextHistory, ContextVersion, Message

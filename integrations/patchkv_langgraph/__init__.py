@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from patchkv_langgraph.history import GraphHistory
     from patchkv_langgraph.marks import EditMark, mark_of, marked, marked_edits
     from patchkv_langgraph.nodes import track_edits
+    from patchkv_langgraph.notices import TrackingWarning
+    from patchkv_langgraph.parts import StatePart
     from patchkv_langgraph.reducer import versioned_messages
     from patchkv_langgraph.saver import TrackedSaver
     from patchkv_langgraph.tools import context_tool
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "EditMark",
     "GraphHistory",
+    "StatePart",
     "TrackedSaver",
+    "TrackingWarning",
     "context_tool",
     "mark_of",
     "marked",
@@ -40,7 +44,9 @@ __getattr__, __dir__ = lazy_exports(
     {
         "EditMark": "patchkv_langgraph.marks",
         "GraphHistory": "patchkv_langgraph.history",
+        "StatePart": "patchkv_langgraph.parts",
         "TrackedSaver": "patchkv_langgraph.saver",
+        "TrackingWarning": "patchkv_langgraph.notices",
         "context_tool": "patchkv_langgraph.tools",
         "mark_of": "patchkv_langgraph.marks",
         "marked": "patchkv_langgraph.marks",

@@ -1,27 +1,27 @@
-"""Wraps nodes so that what they do to the messages is recorded."""
+"""Wraps nodes so that what they do to the context is recorded."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.errors import ParentCommand
-from langgraph.graph.message import add_messages
 
-from patchkv_agents.context import Edit, EditKind, Message
+from patchkv_agents.context import EditKind
 from patchkv_agents.errors import InputError
-from patchkv_langgraph.history import GraphHistory
-from patchkv_langgraph.line import Line
-from patchkv_langgraph.marks import edit_kind, marked_edits
+from patchkv_langgraph.history import MESSAGES, GraphHistory
+from patchkv_langgraph.marks import edit_kind
+from patchkv_langgraph.parts import ContextPart, Renderer, StatePart, default_kind
 from patchkv_langgraph.signatures import with_keyword
-from patchkv_langgraph.tasks import NodeTask, Reducer, message_updates, messages_in, state_read
+from patchkv_langgraph.tasks import Reducer
+from patchkv_langgraph.tracking import Tracker
 
 Node = TypeVar("Node", bound=Callable[..., Any] | Runnable[Any, Any])
+Contexts = Mapping[str, StatePart | Renderer | None]
+OnError = Literal["warn", "raise"]
 
 
 @overload
@@ -30,9 +30,11 @@ def track_edits(
     *,
     history: GraphHistory,
     messages_key: str = ...,
+    contexts: Contexts | None = ...,
     author: str | None = ...,
     kind: EditKind | str | None = ...,
-    reducer: Reducer = ...,
+    reducer: Reducer | None = ...,
+    on_error: OnError = ...,
 ) -> Node: ...
 
 
@@ -42,9 +44,11 @@ def track_edits(
     *,
     history: GraphHistory,
     messages_key: str = ...,
+    contexts: Contexts | None = ...,
     author: str | None = ...,
     kind: EditKind | str | None = ...,
-    reducer: Reducer = ...,
+    reducer: Reducer | None = ...,
+    on_error: OnError = ...,
 ) -> Callable[[Node], Node]: ...
 
 
@@ -52,12 +56,14 @@ def track_edits(
     node: Any = None,
     *,
     history: GraphHistory,
-    messages_key: str = "messages",
+    messages_key: str = MESSAGES,
+    contexts: Contexts | None = None,
     author: str | None = None,
     kind: EditKind | str | None = None,
-    reducer: Reducer = add_messages,
+    reducer: Reducer | None = None,
+    on_error: OnError = "warn",
 ) -> Any:
-    """Record what a node does to the messages of the state.
+    """Record what a node does to the context in the state.
 
     Used as `builder.add_node("refresh", track_edits(refresh, history=history))`, or as a decorator
     with `@track_edits(history=history)`. The node's parameters and annotations stay what LangGraph
@@ -66,36 +72,53 @@ def track_edits(
     If the node changes messages, the messages that it was given and those that its update leads to
     become versions, and what lies between them becomes edits under the node's name. A node that
     raises, as one does that interrupts the graph, is recorded when it is through; outside of a
-    graph, and with a result that says nothing of the messages, nothing is recorded.
+    graph, and with a result that says nothing of the messages, nothing is recorded. How updates are
+    merged is read from the graph's schema.
 
     Args:
         node: a function, method, coroutine or generator function, object with `__call__`, or
             Runnable (a subgraph, a `ToolNode`).
         history: where versions go.
         messages_key: the messages' key in the state.
+        contexts: the keys of the state that are recorded, where it is more than the messages. Each
+            has a history of its own (`history.open(thread, key="plan")`). The value is None for
+            what usually fits: the key `messages_key` holds messages, others are rendered as text or
+            JSON; else a function that renders the value, or a `StatePart`.
         author: name for the edits; the node's name in the graph if left out.
         kind: what the node does to messages that were there before, such as
             `EditKind.REFRESH_EVIDENCE`; inferred if left out.
-        reducer: the one of the messages' key in the state.
+        reducer: merges the messages where LangGraph does not show how the graph does.
+        on_error: what happens where something cannot be recorded. `"warn"`: the node's result is
+            returned as it is, what can be recorded is, and one warning says what could not.
+            `"raise"`: the error goes out of the node.
 
     Raises:
-        InputError: it is no node.
-        ContextError: there is no such kind; while running: the run has no thread id, or a message
-            cannot be kept.
+        InputError: it is no node, or is of the functional API, which has no state to track.
+        ContextError: there is no such kind.
     """
+    if on_error not in ("warn", "raise"):
+        raise InputError(f"on_error is {on_error!r}; it must be 'warn' or 'raise'.")
     if node is None:
         return partial(
             track_edits,
             history=history,
             messages_key=messages_key,
+            contexts=contexts,
             author=author,
             kind=kind,
             reducer=reducer,
+            on_error=on_error,
+        )
+    if type(node).__module__.startswith("langgraph.func") or _is_entrypoint(node):
+        raise InputError(
+            f"{node!r} is of LangGraph's functional API: its results are no updates of a state. "
+            "Track nodes of a StateGraph, or commit to a ContextHistory in the task."
         )
     if inspect.isgeneratorfunction(node) or inspect.isasyncgenfunction(node):
         node = RunnableLambda(node)  # as LangGraph does: what it yields is added up
-    known = None if kind is None else edit_kind(kind)
-    tracker = _Tracker(history, messages_key, author, known, reducer)
+    parts = _parts({messages_key: None} if contexts is None else contexts, messages_key, kind)
+    tracker = Tracker(history, parts, author, reducer, on_error)
+    history.is_tracked = True
     if isinstance(node, Runnable):
         return _tracked_runnable(node, tracker)
     if not callable(node):
@@ -103,96 +126,36 @@ def track_edits(
     return _tracked_function(node, tracker)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tracker:
-    """How one node is tracked."""
-
-    history: GraphHistory
-    messages_key: str
-    author: str | None
-    kind: EditKind | None
-    reducer: Reducer
-
-    def begin(self, state: Any, config: RunnableConfig | None) -> _Recording | None:
-        """Note what the node starts from; None if there is nothing to record it for."""
-        task = NodeTask.of(config)
-        if task is None:
-            return None
-        line = self.history.line(task)
-        context = state
-        if task.is_sent:  # of what is sent, only a ToolNode's input has the graph's state
-            is_call = isinstance(state, Mapping) and state.get("__type") == "tool_call_with_context"
-            context = state["state"] if is_call else {}
-        messages = messages_in(context, self.messages_key)
-        if messages is None:
-            # A node whose schema leaves them out, one that was sent something else, or a state that
-            # has none yet.
-            found = state_read(config, self.messages_key)
-            messages = messages_in(found, self.messages_key) or ([] if not task.is_sent else None)
-        before = () if messages is None else line.begin(messages)
-        return _Recording(self, task, line, messages, before)
-
-    def declare(
-        self, author: str, old: Sequence[Message], new: Sequence[Message], *lists: list[Any]
-    ) -> Iterable[Edit]:
-        """The edits that marks and the node's kind tell of."""
-        edits = list(marked_edits(*lists, author=author))
-        told = {name for edit in edits for name in edit.message_ids}
-        if self.kind is None:
-            return edits
-        before = {message.id: message for message in old if message.id is not None}
-        after = {message.id: message for message in new if message.id is not None}
-        changed = [
-            name
-            for name, message in before.items()
-            if name not in told
-            and (name not in after or after[name].content_hash != message.content_hash)
-        ]
-        if self.kind is EditKind.SUMMARIZE and changed:
-            came = [name for name in after if name not in before]
-            edits.append(Edit.declare(self.kind, message_ids=(*changed, *came), author=author))
+def _parts(
+    contexts: Contexts, messages_key: str, kind: EditKind | str | None
+) -> tuple[ContextPart, ...]:
+    """The keys that are recorded, each with how and as what."""
+    messages_kind = None if kind is None else edit_kind(kind)
+    parts = []
+    for key, how in contexts.items():
+        if how is None or how is ...:
+            how = None if key == messages_key else StatePart()
+        elif not isinstance(how, StatePart):
+            if not callable(how):
+                raise InputError(
+                    f"contexts[{key!r}] is {how!r}; it must be None, a function that renders the "
+                    "value, or a StatePart."
+                )
+            how = StatePart(how)
+        if how is None:
+            parts.append(ContextPart(key, None, messages_kind))
         else:
-            edits += (
-                Edit.declare(self.kind, message_ids=(name,), author=author) for name in changed
-            )
-        return edits
+            part_kind = default_kind(key) if how.kind is None else edit_kind(how.kind)
+            parts.append(ContextPart(key, how, part_kind))
+    return tuple(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """One execution of a tracked node."""
-
-    tracker: _Tracker
-    task: NodeTask
-    line: Line
-    messages: list[Any] | None
-    before: tuple[Message, ...]
-
-    def finish(self, result: Any) -> None:
-        """Record what the node did, going by what it returned."""
-        tracker = self.tracker
-        updates = list(message_updates(result, tracker.messages_key, scope=self.task.scope))
-        if not updates:
-            return
-        author = tracker.author or self.task.node
-        self.line.finish(
-            self.task,
-            self.messages,
-            self.before,
-            updates,
-            reducer=tracker.reducer,
-            declare=partial(tracker.declare, author),
-            author=author,
-        )
-
-    def hand_over(self, error: ParentCommand) -> None:
-        """Record what a subgraph in the node did to this graph's state by a command."""
-        command = error.args[0]
-        if command.graph == self.task.scope:
-            self.finish(command)
+def _is_entrypoint(node: Any) -> bool:
+    """Whether it is what `@entrypoint` makes: a graph of one node without a state."""
+    return "__previous__" in getattr(node, "channels", ()) and hasattr(node, "nodes")
 
 
-def _tracked_runnable(node: Runnable[Any, Any], tracker: _Tracker) -> Runnable[Any, Any]:
+def _tracked_runnable(node: Runnable[Any, Any], tracker: Tracker) -> Runnable[Any, Any]:
     def run(state: Any, config: RunnableConfig) -> Any:
         return _recorded(tracker, state, config, lambda: node.invoke(state, config))
 
@@ -202,7 +165,7 @@ def _tracked_runnable(node: Runnable[Any, Any], tracker: _Tracker) -> Runnable[A
     return RunnableLambda(run, afunc=arun, name=node.get_name())
 
 
-def _tracked_function(node: Callable[..., Any], tracker: _Tracker) -> Callable[..., Any]:
+def _tracked_function(node: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
     is_plain = inspect.isroutine(node) or isinstance(node, partial)
     call: Callable[..., Any] = node if is_plain else type(node).__call__.__get__(node)
     signature = inspect.signature(call)
@@ -243,7 +206,7 @@ def _tracked_function(node: Callable[..., Any], tracker: _Tracker) -> Callable[.
 
 
 def _recorded(
-    tracker: _Tracker, state: Any, config: RunnableConfig | None, call: Callable[[], Any]
+    tracker: Tracker, state: Any, config: RunnableConfig | None, call: Callable[[], Any]
 ) -> Any:
     """What `call` returns, recorded."""
     recording = tracker.begin(state, config)
@@ -252,23 +215,23 @@ def _recorded(
     try:
         result = call()
     except ParentCommand as error:
-        recording.hand_over(error)
+        recording.finish(recording.handed_over(error))
         raise
     recording.finish(result)
     return result
 
 
 async def _arecorded(
-    tracker: _Tracker, state: Any, config: RunnableConfig | None, call: Callable[[], Any]
+    tracker: Tracker, state: Any, config: RunnableConfig | None, call: Callable[[], Any]
 ) -> Any:
-    """As `_recorded`; the store is written in another thread."""
+    """As `_recorded`, without touching a store in the event loop."""
     recording = tracker.begin(state, config)
     if recording is None:
         return await call()
     try:
         result = await call()
     except ParentCommand as error:
-        await asyncio.to_thread(recording.hand_over, error)
+        await recording.afinish(recording.handed_over(error))
         raise
-    await asyncio.to_thread(recording.finish, result)
+    await recording.afinish(result)
     return result

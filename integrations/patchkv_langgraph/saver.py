@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
@@ -18,7 +17,8 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 
-from patchkv_langgraph.lineage import Link, stored_link
+from patchkv_langgraph.checkpoints import Link, LinkCache, link_of
+from patchkv_langgraph.notices import warn
 
 if TYPE_CHECKING:
     from patchkv_langgraph.history import GraphHistory
@@ -32,13 +32,14 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
 
     Attributes:
         saver: the other checkpointer.
+        links: between the checkpoints that were written and read here.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any], history: GraphHistory) -> None:
         super().__init__(serde=saver.serde)
         self.saver = saver
         self._history = history
-        history.lineage.lookup = partial(stored_link, saver)
+        self.links = LinkCache()
 
     def __getattr__(self, name: str) -> Any:
         if name == "saver":  # while it is being copied
@@ -51,12 +52,12 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
         return self.saver.config_specs
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Passed on."""
-        return self.saver.get_tuple(config)
+        """Passed on, and the checkpoint's parent noted."""
+        return self._seen(config, self.saver.get_tuple(config))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Passed on."""
-        return await self.saver.aget_tuple(config)
+        """Passed on, and the checkpoint's parent noted."""
+        return self._seen(config, await self.saver.aget_tuple(config))
 
     def list(
         self,
@@ -126,12 +127,12 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
     def delete_thread(self, thread_id: str) -> None:
         """Delete the thread's checkpoints and versions."""
         self.saver.delete_thread(thread_id)
-        self._history.delete_thread(thread_id)
+        self._forget(thread_id)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete the thread's checkpoints and versions."""
         await self.saver.adelete_thread(thread_id)
-        await asyncio.to_thread(self._history.delete_thread, thread_id)
+        await asyncio.to_thread(self._forget, thread_id)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the thread's checkpoints and versions.
@@ -191,15 +192,38 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
     def _pruned(self, thread_ids: Sequence[str], strategy: str) -> None:
         if strategy == "delete":
             for thread_id in thread_ids:
-                self._history.delete_thread(thread_id)
+                self._forget(thread_id)
+
+    def _forget(self, thread_id: str) -> None:
+        self.links.forget(thread_id)
+        self._history.delete_thread(thread_id)
+
+    def _seen(
+        self, config: RunnableConfig, saved: CheckpointTuple | None
+    ) -> CheckpointTuple | None:
+        if saved is not None:
+            configurable = config["configurable"]
+            self.links.note(
+                str(configurable["thread_id"]),
+                configurable.get("checkpoint_ns") or "",
+                link_of(saved),
+                is_newest=not get_checkpoint_id(config),
+            )
+        return saved
 
     def _note(
         self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata
     ) -> None:
         configurable = config["configurable"]
-        self._history.lineage.note(
+        self.links.note(
             str(configurable["thread_id"]),
-            configurable.get("checkpoint_ns", ""),
-            checkpoint["id"],
-            Link(get_checkpoint_id(config), metadata.get("source")),
+            configurable.get("checkpoint_ns") or "",
+            Link(checkpoint["id"], get_checkpoint_id(config), metadata.get("source")),
+            is_newest=True,
         )
+        if not self._history.is_tracked:
+            self._history.is_tracked = True  # said once
+            warn(
+                "history.saver() records nothing by itself: wrap the graph's nodes with "
+                "track_edits(node, history=history), or use PatchKVMiddleware in create_agent."
+            )

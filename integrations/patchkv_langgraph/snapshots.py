@@ -8,10 +8,10 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import BaseMessage
 
-from patchkv_agents.context import Message, from_langchain
-from patchkv_agents.errors import ContextError
+from patchkv_agents.context import Message
+from patchkv_langgraph.recordable import recordable, without_repeated_ids
 
 # What `from_langchain(keep="shown")` leaves out; an artifact may be any object.
 _NOT_SHOWN = frozenset(("response_metadata", "usage_metadata", "artifact", "status"))
@@ -19,6 +19,7 @@ _NOT_SHOWN = frozenset(("response_metadata", "usage_metadata", "artifact", "stat
 _BY_VALUE = 2
 
 _Key = tuple[type[BaseMessage], str, bytes]
+_Value = tuple[Message, str | None]
 
 
 class Snapshots:
@@ -26,40 +27,36 @@ class Snapshots:
 
     Programs change messages in place, so that an object says nothing: each call compares what the
     messages hold (order of keys and types of numbers included) with what was converted before. That
-    takes about a microsecond a message, a conversion 35. What the last call saw is kept.
+    takes about a microsecond a message, a conversion 35. What the last call saw is cached.
+
+    Safe to use from several threads, without a lock: the cache is replaced as a whole.
     """
 
     def __init__(self) -> None:
-        self._known: dict[_Key, Message] = {}
+        self._cache: dict[_Key, _Value] = {}
 
-    def take(self, messages: Sequence[Any]) -> tuple[Message, ...]:
-        """The values of `messages`, which may also be of any form that LangChain converts.
-
-        Raises:
-            ContextError: a message cannot be converted; it is named by its index.
-        """
-        if not all(isinstance(message, BaseMessage) for message in messages):
-            messages = convert_to_messages(messages)
-        known, seen = self._known, {}
-        values = []
-        for message in messages:
+    def take(self, messages: Sequence[BaseMessage]) -> tuple[tuple[Message, ...], list[str]]:
+        """The values of messages, and what of them had to be replaced (see `recordable`)."""
+        cache, seen = self._cache, {}
+        values, problems, ids = [], [], []
+        for index, message in enumerate(messages):
             key = _key(message)
-            value = known.get(key) if key is not None else None
+            value = cache.get(key) if key is not None else None
             if value is None:
-                value = _converted(message, messages)
+                value = recordable(message)
             if key is not None:
                 seen[key] = value
-            values.append(value)
-        self._known = seen
-        return tuple(values)
-
-
-def _converted(message: BaseMessage, messages: Sequence[BaseMessage]) -> Message:
-    try:
-        return from_langchain([message], keep="shown")[0]
-    except ContextError:
-        from_langchain(messages, keep="shown")  # fails too, and names the index
-        raise
+            if value[1] is not None:
+                problems.append(f"message {index}: {value[1]}")
+            values.append(value[0])
+            if value[0].id is not None:
+                ids.append(value[0].id)
+        self._cache = seen
+        taken = tuple(values)
+        if len(set(ids)) < len(ids):
+            taken, problem = without_repeated_ids(taken)
+            problems += [problem] if problem else []
+        return taken, problems
 
 
 def _key(message: BaseMessage) -> _Key | None:

@@ -1,19 +1,21 @@
-"""Where in a run a node is executed, and what its result means for the messages."""
+"""Where in a run a node is executed, what its graph's state is, and what its result updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.channels.base import BaseChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import EmptyChannelError
-from langgraph.types import Command, Overwrite
+from langgraph.types import Command
 
 from patchkv_agents.errors import ContextError
 
-Reducer = Callable[[Any, Any], Any]
-"""Merges the messages of a state and an update of them, as LangGraph's `add_messages` does."""
+Channels = Mapping[str, BaseChannel[Any, Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,10 @@ class NodeTask:
         node: the node's name in its graph.
         order: sorts the tasks of one step as LangGraph applies their updates; unique among them.
         scope: the task's own namespace, that of a subgraph in it.
+        start: the checkpoint that the run was told to start from; None for the newest one.
+        saver: the graph's checkpointer, if it has one.
+        channels: the state's keys as LangGraph holds them, the same object in all steps of a run;
+            None where they cannot be read.
     """
 
     thread: str
@@ -35,6 +41,9 @@ class NodeTask:
     node: str
     order: tuple[str, ...]
     scope: str
+    start: str | None = None
+    saver: BaseCheckpointSaver[Any] | None = field(default=None, compare=False, repr=False)
+    channels: Channels | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_sent(self) -> bool:
@@ -43,7 +52,7 @@ class NodeTask:
 
     @classmethod
     def of(cls, config: RunnableConfig | None) -> NodeTask | None:
-        """The execution that LangGraph tells of in `config`; None outside of a graph.
+        """The execution that `config` describes; None outside of a graph.
 
         Raises:
             ContextError: the run has no thread id.
@@ -65,40 +74,66 @@ class NodeTask:
         path = tuple(metadata.get("langgraph_path") or ("__pregel_pull", node))
         # Nodes go by name, and sent tasks by number; the scope tells apart what is left.
         order = [f"{part:09}" if isinstance(part, int) else str(part) for part in path[:2]]
-        return cls(str(thread), namespace, checkpoint, node, (*order, scope), scope)
+        saver = configurable.get("__pregel_checkpointer")
+        return cls(
+            str(thread),
+            namespace,
+            checkpoint,
+            node,
+            (*order, scope),
+            scope,
+            start=None if namespace else metadata.get("checkpoint_id"),
+            saver=saver if isinstance(saver, BaseCheckpointSaver) else None,
+            channels=_channels(configurable.get("__pregel_read")),
+        )
+
+    def has_key(self, key: str) -> bool | None:
+        """Whether the graph's state has a key; None where it cannot be read."""
+        return None if self.channels is None else key in self.channels
+
+    def value(self, key: str) -> Any:
+        """The value of a key as the step began; None while it has none."""
+        try:
+            return None if self.channels is None else self.channels[key].get()
+        except (KeyError, EmptyChannelError):
+            return None
+
+
+def _channels(read: Any) -> Channels | None:
+    """The channels behind the function that LangGraph gives tasks to read the state with."""
+    if isinstance(read, partial):
+        for argument in read.args:
+            if isinstance(argument, Mapping) and any(
+                isinstance(each, BaseChannel) for each in argument.values()
+            ):
+                return argument
+    return None
+
+
+def value_in(state: Any, key: str) -> Any:
+    """A key's value in a state: a dict, an object with attributes, or the list of messages itself.
+
+    Returns:
+        None if there is none.
+    """
+    if isinstance(state, list):
+        return state
+    return state.get(key) if isinstance(state, Mapping) else getattr(state, key, None)
 
 
 def messages_in(state: Any, key: str) -> list[Any] | None:
-    """The messages of a state, which is a dict, an object with attributes, or the list itself.
-
-    Returns:
-        A new list of the same messages; None if there are none.
-    """
-    if isinstance(state, list):
-        return list(state)
-    found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, None)
+    """A new list of the messages of a state; None if it has none."""
+    found = value_in(state, key)
     return list(found) if isinstance(found, list | tuple) else None
 
 
-def state_read(config: RunnableConfig | None, key: str) -> Any:
-    """A value of the graph's state as the step began, whatever the node was given; None if unknown.
-
-    By what LangGraph puts in the configuration for conditional edges and `ToolNode`.
-    """
-    read = (config or {}).get("configurable", {}).get("__pregel_read")
-    try:
-        return None if read is None else read(key)
-    except (KeyError, EmptyChannelError):
-        return None
-
-
-def message_updates(result: Any, key: str, *, scope: str | None = None) -> Iterator[Any]:
-    """What a node's result says about the messages, as LangGraph would write it to their channel.
+def updates_of(result: Any, key: str, *, scope: str | None = None) -> Iterator[Any]:
+    """What a node's result says about a key, as LangGraph would write it to the key's channel.
 
     Args:
         result: a dict, an object, a list of messages, a `Command`, or a list of commands and
             others.
-        key: the messages' key in the state.
+        key: the key.
         scope: commands for this graph count also where they came from a subgraph.
     """
     if isinstance(result, Command):
@@ -106,7 +141,7 @@ def message_updates(result: Any, key: str, *, scope: str | None = None) -> Itera
             yield from _of_update(result.update, key)
     elif isinstance(result, list | tuple) and any(isinstance(item, Command) for item in result):
         for item in result:
-            yield from message_updates(item, key)
+            yield from updates_of(item, key)
     elif isinstance(result, list):
         if result:
             yield result  # a state that is nothing but messages
@@ -128,17 +163,5 @@ def _of_update(update: Any, key: str) -> Iterator[Any]:
         yield value
 
 
-def applied(messages: Sequence[Any], updates: Sequence[Any], reducer: Reducer) -> list[Any]:
-    """The messages after the updates of one step, as LangGraph merges them.
-
-    An `Overwrite` takes the place of everything else in its step.
-    """
-    for update in updates:
-        if isinstance(update, Overwrite):
-            return list(update.value)
-        if isinstance(update, Mapping) and update.keys() == {"__overwrite__"}:
-            return list(update["__overwrite__"])
-    result = list(messages)
-    for update in updates:
-        result = list(reducer(result, update))
-    return result
+Reducer = Callable[[Any, Any], Any]
+"""Merges the value of a key and an update of it, as LangGraph's `add_messages` does."""

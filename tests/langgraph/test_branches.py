@@ -130,10 +130,7 @@ def test_update_state_of_an_old_checkpoint_forks(
     assert texts(newest)[1:] == ["lost", "It was lost."]
     assert rest == list(main[1:])  # from the version that `answer` started from
     (edit,) = changed.edits
-    assert (str(edit.kind), edit.author) == (
-        "replace_tool_result",
-        "update_state" if tracked else None,
-    )
+    assert (str(edit.kind), edit.author) == ("replace_tool_result", "update_state")
     assert history.open("t").branches()["main"] == main[0].id
     same_as_state(history, graph)
 

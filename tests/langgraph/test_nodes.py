@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
@@ -271,22 +271,18 @@ def test_a_state_that_is_an_object(history: GraphHistory) -> None:
 
 def test_other_keys_and_reducers(history: GraphHistory) -> None:
     class State(TypedDict):
-        notes: list[Any]
+        notes: Annotated[list[Any], versioned_messages]
 
     def node(state: State) -> dict[str, Any]:
         return {"notes": [("user", "a")]}
 
-    tracked = track_edits(node, history=history, messages_key="notes", reducer=versioned_messages)
     builder = StateGraph(State)
-    builder.add_node("node", tracked)
+    builder.add_node("node", track_edits(node, history=history, messages_key="notes"))
     builder.add_edge(START, "node")
-    builder.compile().invoke({"notes": []}, config())
-    assert texts(history.log("t")[0]) == ["a"]
-
-
-def test_a_run_without_a_thread_says_so(history: GraphHistory) -> None:
-    with pytest.raises(ContextError, match="thread_id"):
-        chain(track_edits(refresh, history=history)).invoke(question())
+    final = builder.compile().invoke({"notes": []}, config())
+    (message,) = history.log("t", key="notes")[0].messages
+    assert (message.text, message.id) == ("a", final["notes"][0].id)
+    assert history.keys("t") == ("notes",) and history.log("t") == history.log("t", key="notes")
 
 
 def test_what_is_no_node_is_refused(history: GraphHistory) -> None:

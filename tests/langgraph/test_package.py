@@ -13,7 +13,6 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.graph import MessagesState
 
 import patchkv_langgraph
-from patchkv_agents.errors import ContextError
 from patchkv_langgraph import GraphHistory, track_edits
 from patchkv_langgraph.snapshots import Snapshots
 
@@ -109,21 +108,22 @@ def test_an_unchanged_message_is_converted_once_and_a_changed_one_again() -> Non
     call = {"name": "f", "args": {"a": 1, "b": 2}, "id": "c"}
     messages = [AIMessage("", tool_calls=[call], id="a"), HumanMessage("x", id="h")]
     snapshots = Snapshots()
-    first = snapshots.take(messages)
+    first, _ = snapshots.take(messages)
     copies = [message.model_copy(deep=True) for message in messages]
-    assert all(a is b for a, b in zip(first, snapshots.take(copies), strict=True))
+    assert all(a is b for a, b in zip(first, snapshots.take(copies)[0], strict=True))
     messages[0].tool_calls[0]["args"] = {"a": True, "b": 2}  # equal, for Python
-    second = snapshots.take(messages)
+    second, _ = snapshots.take(messages)
     assert second[0] != first[0] and second[1] is first[1]
     messages[0].tool_calls[0]["args"] = {"b": 2, "a": True}  # templates show the order of keys
-    assert snapshots.take(messages)[0] != second[0]
+    assert snapshots.take(messages)[0][0] != second[0]
 
 
-def test_what_cannot_be_kept_is_named_by_its_place() -> None:
+def test_what_has_to_be_replaced_is_named_by_its_place() -> None:
     broken = HumanMessage("x", id="h")
     broken.content = "\ud800"
-    with pytest.raises(ContextError, match="Message 1"):
-        Snapshots().take([HumanMessage("a"), broken])
+    values, (problem,) = Snapshots().take([HumanMessage("a"), broken])
+    assert problem.startswith("message 1: ") and "surrogate" in problem
+    assert values[1].text == "\ufffd\ufffd\ufffd"
 
 
 def test_tracking_costs_little() -> None:

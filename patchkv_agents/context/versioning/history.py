@@ -101,7 +101,8 @@ class ContextHistory(HistoryView, TrackedOperations):
                 which derives the same change anew for each call does.
             author: who made the change (a tool, node or middleware); given to edits without one.
             parent: the version that the context was made from. If it is the newest one of a
-                branch, that branch goes on; otherwise a new branch begins.
+                branch, that branch goes on; otherwise a new branch begins. The empty string is
+                none: the context is the first of a branch of its own.
             branch: the branch to go on with or to begin. Left out: the present one, or what
                 `parent` tells.
             merged: further versions whose content went into this one, such as the last one of a
@@ -130,7 +131,7 @@ class ContextHistory(HistoryView, TrackedOperations):
         with self._lock:
             with self.store.writing(self.key):
                 base, name = self._place(parent, branch)
-                seen = base if parent or branch else self._head
+                seen = base if parent is not None or branch else self._head
                 draft = draft.with_merged(self.get(ref).id for ref in merged)
                 drafted = self._put(draft, base, seen or base, name)
             return self._done(drafted, name)
@@ -275,6 +276,11 @@ class ContextHistory(HistoryView, TrackedOperations):
         """The version that a commit follows, and the branch that it goes to."""
         heads = self.branches()
         is_detached = self._branch is None and self._head is not None
+        if parent == "":
+            name = _name(branch or (_free_name(self._branch, heads) if heads else "main"))
+            if name in heads:
+                raise ConflictError(f"There is a branch {name!r} already; leave branch= out.")
+            return None, name
         if parent is None and (branch is not None or not is_detached):
             name = _name(branch if branch is not None else self._branch or "main")
             base = self.get(heads[name]) if name in heads else self._head and self._read(self._head)
