@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any
 
@@ -40,10 +40,11 @@ def merged(
         is_overwrite, new = overwriting(update)
         if is_overwrite:
             return new
+    takes_all: Callable[[Any, list[Any]], Any] | None = getattr(channel, "reducer", None)
+    if takes_all is not None:
+        return takes_all(_own(value), [_own(update) for update in updates])
     if isinstance(channel, BinaryOperatorAggregate):
         reducer = channel.operator
-    elif hasattr(channel, "reducer"):  # it takes all updates at once
-        return channel.reducer(_own(value), [_own(update) for update in updates])
     elif channel is not None and not hasattr(channel, "value"):  # of a class that is not known
         own = channel.copy()
         own.update([_own(update) for update in updates])
@@ -51,8 +52,7 @@ def merged(
     elif channel is not None:
         reducer = None
     for update in updates:
-        is_first = reducer is None or value is None
-        value = update if is_first else reducer(_own(value), _own(update))
+        value = update if reducer is None or value is None else reducer(_own(value), _own(update))
     return value
 
 

@@ -133,7 +133,7 @@ def _parts(
     messages_kind = None if kind is None else edit_kind(kind)
     parts = []
     for key, how in contexts.items():
-        if how is None or how is ...:
+        if how is None:
             how = None if key == messages_key else StatePart()
         elif not isinstance(how, StatePart):
             if not callable(how):

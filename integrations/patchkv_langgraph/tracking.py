@@ -26,7 +26,7 @@ from patchkv_langgraph.recorder import NodeChange, Recorded
 from patchkv_langgraph.tasks import NodeTask, Reducer, updates_of, value_in
 
 # A default that fits messages, and values of any other key.
-_DEFAULT_REDUCERS: dict[bool, Reducer | None] = {True: add_messages, False: None}  # type: ignore[dict-item]
+_DEFAULT_REDUCERS: dict[bool, Reducer | None] = {True: add_messages, False: None}
 
 
 @dataclass(frozen=True, slots=True)
