@@ -57,7 +57,6 @@ ALLOWED_RINGS: set[frozenset[str]] = {
             "patchkv_agents.backends.transformers.loading",
         }
     ),
-    frozenset({"patchkv_langgraph.history", "patchkv_langgraph.saver"}),
 }
 
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}

@@ -200,7 +200,7 @@ def _link(step: GraphStep, namespace: str, checkpoint: str, until: float) -> Lin
     if step.saver is None:
         return None
     while True:
-        link = stored_link(step.saver, step.thread, namespace, checkpoint)
+        link = stored_link(step.saver, Address(step.thread, namespace, checkpoint))
         if link is not None or time.monotonic() >= until:
             return link
         time.sleep(_INTERVAL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -20,8 +20,17 @@ from langgraph.checkpoint.base import (
 from patchkv_langgraph.checkpoints import Link, LinkCache, link_of
 from patchkv_langgraph.notices import warn
 
-if TYPE_CHECKING:
-    from patchkv_langgraph.history import GraphHistory
+
+class Histories(Protocol):
+    """What a tracked saver tells of its threads: a `GraphHistory`."""
+
+    is_tracked: bool
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the versions of a thread."""
+
+    def copy_thread(self, source_id: str, target_id: str) -> None:
+        """Give a new thread the versions of another one."""
 
 
 class TrackedSaver(BaseCheckpointSaver[Any]):
@@ -35,7 +44,7 @@ class TrackedSaver(BaseCheckpointSaver[Any]):
         links: between the checkpoints that were written and read here.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any], history: GraphHistory) -> None:
+    def __init__(self, saver: BaseCheckpointSaver[Any], history: Histories) -> None:
         super().__init__(serde=saver.serde)
         self.saver = saver
         self._history = history
