@@ -14,6 +14,7 @@ from patchkv_agents.errors import PatchKVError
 from patchkv_langchain.conversations import (
     Conversation,
     Relation,
+    chosen,
     common_beginning,
     named_relation,
     relation,
@@ -59,6 +60,11 @@ class _Slot:
         self.context: Sequence[Message] = ()
         self.answers: deque[Message] = deque(maxlen=_MAX_ANSWERS)
         self.versions = StepVersions()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call uses the thread or waits for it."""
+        return self.waiting > 0
 
     def relation(self, messages: Sequence[Message]) -> Relation:
         """What a context is to this conversation."""
@@ -159,7 +165,7 @@ class ChatThreads:
         while True:
             with self._lock:
                 slots = [s for s in self._slots.values() if s.conversation == conversation]
-                slot = _chosen(slots, conversation, messages, step)
+                slot = chosen(slots, messages, step, is_named=conversation.is_named)
                 is_new = slot is None
                 if slot is None:
                     key = self._free_key(conversation)
@@ -276,39 +282,6 @@ class ChatThreads:
                     slot.lock.acquire()
                     return slot
             return None
-
-
-def _chosen(
-    slots: Sequence[_Slot],
-    conversation: Conversation,
-    messages: Sequence[Message],
-    step: GraphStep | None,
-) -> _Slot | None:
-    """The slot of a conversation that a call goes on with; None if it begins a new one."""
-    if step is not None:
-        same = [slot for slot in slots if slot.step and slot.step.is_same_run(step)]
-        if same:
-            return same[-1]
-        slots = [slot for slot in slots if not (slot.step and slot.step.is_beside(step))]
-    if conversation.is_named:
-        if step is None or (not step.is_nested and len(slots) == 1):
-            return slots[-1] if slots else None
-    else:  # a slot in use may be another's; there is no need to wait
-        slots = [slot for slot in slots if not slot.waiting]
-    ranks = {slot.key: _rank(slot, messages) for slot in slots}
-    best = max(slots, key=lambda slot: ranks[slot.key], default=None)
-    return best if best is not None and ranks[best.key] > (-1, 0) else None
-
-
-def _rank(slot: _Slot, messages: Sequence[Message]) -> tuple[int, int]:
-    """How well a context goes on with a conversation: at all, and with how much in common."""
-    if not slot.context:  # nothing was answered yet
-        return (-1 if slot.waiting else 0), 0
-    related = slot.relation(messages)
-    order: tuple[Relation, ...] = ("other", "edited", "continued")
-    if related == "other":
-        return -1, 0
-    return order.index(related), common_beginning(slot.context, messages)
 
 
 _tables: WeakKeyDictionary[Engine, ChatThreads] = WeakKeyDictionary()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from patchkv_agents.context.frozen import FrozenJson, to_json
 from patchkv_langchain.graph_steps import agent_path
 
 if TYPE_CHECKING:
     from patchkv_agents.context import Message
+    from patchkv_langchain.graph_steps import GraphStep
 
 _MIN_SHARE = 0.5  # of a context's text, for it to be of a conversation without any id in common
 _MIN_ANSWER = 16  # characters; a shorter answer can be given in two conversations
@@ -116,6 +117,72 @@ def named_relation(old: Sequence[Message], new: Sequence[Message]) -> Relation:
     shared = sum(size for is_shared, size in sizes if is_shared)
     is_large = shared > 0 and shared >= _MIN_SHARE * sum(size for _, size in sizes)
     return "edited" if is_large else "other"
+
+
+class Candidate(Protocol):
+    """A conversation that a call may go on with."""
+
+    @property
+    def step(self) -> GraphStep | None:
+        """Where in a graph its last call was."""
+
+    @property
+    def context(self) -> Sequence[Message]:
+        """The messages of its last call that was answered; empty if none was yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+
+    def relation(self, messages: Sequence[Message]) -> Relation:
+        """What a context is to it."""
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def chosen(
+    candidates: Sequence[C],
+    messages: Sequence[Message],
+    step: GraphStep | None,
+    *,
+    is_named: bool,
+) -> C | None:
+    """The conversation that a call goes on with; None if it begins a new one.
+
+    Calls of one task of a graph, or of one run of a graph inside of another, go on with each other;
+    tasks of one step never do. What else belongs together, the messages tell.
+
+    Args:
+        candidates: conversations of one name, or without one; the last used comes last.
+        messages: of the call.
+        step: of the call, inside of a graph.
+        is_named: whether the user has named the thread: then a call waits for its turn.
+    """
+    if step is not None:
+        same = [each for each in candidates if each.step and each.step.is_same_run(step)]
+        if same:
+            return same[-1]
+        candidates = [each for each in candidates if not (each.step and each.step.is_beside(step))]
+    if is_named:
+        if step is None or (not step.is_nested and len(candidates) == 1):
+            return candidates[-1] if candidates else None
+    else:  # one that is busy may be another's; there is no need to wait
+        candidates = [each for each in candidates if not each.is_busy]
+    ranked = [(_rank(each, messages), number) for number, each in enumerate(candidates)]
+    rank, number = max(ranked, default=((-1, 0), 0))
+    return candidates[number] if rank > (-1, 0) else None
+
+
+def _rank(candidate: Candidate, messages: Sequence[Message]) -> tuple[int, int]:
+    """How well a context goes on with a conversation: at all, and with how much in common."""
+    if not candidate.context:
+        return (-1 if candidate.is_busy else 0), 0
+    related = candidate.relation(messages)
+    if related == "other":
+        return -1, 0
+    order = 2 if related == "continued" else 1
+    return order, common_beginning(candidate.context, messages)
 
 
 def _may_be_same(old: Message, new: Message) -> bool:

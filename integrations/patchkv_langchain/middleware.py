@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-import weakref
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from langchain.agents.middleware import (
     AgentMiddleware,
@@ -18,24 +18,24 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.graph.message import add_messages
 from langgraph.types import Command
 from typing_extensions import NotRequired
 
-from patchkv_agents.context import ContextVersion, ThreadKey, from_langchain
-from patchkv_agents.errors import PatchKVError
+from patchkv_agents.context import ContextHistory, ContextVersion, ThreadKey, from_langchain
+from patchkv_agents.errors import InputError, PatchKVError
+from patchkv_langchain.agent_threads import RUN, AgentThreads, run_config, runtime_key
 from patchkv_langchain.events import adispatch_reply, dispatch_reply
 from patchkv_langchain.instrument import watched
 from patchkv_langchain.notes import ModelCall, Note, Sign, model_call, sign
-from patchkv_langchain.records import changes_between, declared_edits
-from patchkv_langchain.threads import RUN, Threads, thread_key
+from patchkv_langchain.records import changes_between
+from patchkv_langchain.tracking import Tracker, showing
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import ToolCallRequest
     from langchain_core.messages import ToolMessage
 
-    from patchkv_agents.context import ContextHistory, HistoryStore
+    from patchkv_agents.context import HistoryStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,12 +63,18 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     Before each call of the model it compares the agent's state with the request and hands what it
     knows to `ChatPatchKV`, whose thread records the edits with kind and author. While tools run,
     that thread's KV state lies suspended in CPU memory. With any other chat model it keeps the
-    versions itself, in `history`.
+    versions itself, in `history`; so it does for the agents that tools run, such as the subagents
+    of deepagents, which need no middleware of their own.
 
     Args:
-        history: store for the versions of contexts that another chat model answers; in memory if
-            left out. See `history_of`.
+        history: SQLite file or store for the versions of contexts that another chat model answers;
+            in memory if left out. A file is opened at its first use. See `history_of`.
         suspend: whether to suspend the thread's KV state while tools run.
+        on_error: what happens where something cannot be recorded. `"warn"`: the agent goes on, and
+            a warning says what is missing; `"raise"`: the error goes out.
+
+    Raises:
+        InputError: an argument is of the wrong kind.
     """
 
     state_schema = PatchKVState
@@ -76,12 +82,21 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     def __init__(
         self,
         *,
-        history: HistoryStore | None = None,
+        history: HistoryStore | str | Path | None = None,
         suspend: bool = True,
+        on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
         super().__init__()
+        if history is not None and not isinstance(history, str | Path):
+            if not hasattr(history, "version_ids"):
+                raise InputError(f"history is {history!r}: give a file, a HistoryStore or None")
+        elif str(history) == ":memory:":
+            raise InputError("leave history out to keep the versions in memory")
+        if on_error not in ("warn", "raise"):
+            raise InputError(f"on_error is {on_error!r}: use 'warn' or 'raise'")
         self.tools = []
-        self._threads = Threads(history)
+        self._threads = AgentThreads(history)
+        self._tracker = Tracker(self._threads, on_error)
         self._suspends = suspend
 
     def instrument(
@@ -96,20 +111,32 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         return [*others, self]
 
     def history_of(self, thread_id: str, namespace: str = "") -> ContextHistory:
-        """The versions of a thread, with the edits that led to each.
+        """The versions of an agent in a thread, with the edits that led to each.
 
         Those that the chat model keeps (`ChatPatchKV`, as long as its engine has the thread), or
         those that this middleware has kept in its place.
+
+        Args:
+            thread_id: LangGraph's, or one of `threads` for a run without an id.
+            namespace: the agent's path in the graph (see `threads`); empty for an agent that is the
+                graph itself.
         """
         return self._threads.history(ThreadKey(thread_id, namespace))
+
+    def threads(self) -> tuple[ThreadKey, ...]:
+        """The conversations that were tracked, the newest last: thread id and namespace of each.
+
+        A namespace is the path of the agent's node in the graphs around, such as `tools/researcher`
+        for a subagent that a tool runs; `#2` and so on are further conversations of the same agent.
+        """
+        return self._threads.keys()
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Answer]
     ) -> Answer:
         """Note the edits for the chat model within; keep the version if it does not."""
         key, is_new = _named(request)
-        notes = self._notes(request, key)
-        with model_call(notes) as call:
+        with model_call(self._notes(request, key)) as call, showing(call):
             answer = handler(request)
             version = self._answered(request, key, call)
             if version is not None:
@@ -121,10 +148,9 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     ) -> Answer:
         """As `wrap_model_call`."""
         key, is_new = _named(request)
-        notes = self._notes(request, key)
-        with model_call(notes) as call:
+        with model_call(self._notes(request, key)) as call, showing(call):
             answer = await handler(request)
-            version = self._answered(request, key, call)
+            version = await asyncio.to_thread(self._answered, request, key, call)
             if version is not None:
                 await adispatch_reply(None, version.edits, version.id)
         return _with_run(answer, key) if is_new else answer
@@ -136,7 +162,8 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """Suspend the thread's KV state and run the tool. The next call of the model resumes."""
         self._suspend(request)
-        return handler(request)
+        with self._tracker.tracking(runtime_key(request.runtime, request.state)):
+            return handler(request)
 
     async def awrap_tool_call(
         self,
@@ -145,16 +172,19 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """As `wrap_tool_call`."""
         await asyncio.to_thread(self._suspend, request)
-        return await handler(request)
+        with self._tracker.tracking(runtime_key(request.runtime, request.state)):
+            return await handler(request)
 
     def _notes(self, request: ModelRequest[Any], key: ThreadKey) -> tuple[Note, ...]:
         """What is known of the edits of a request."""
         known = self._threads.of(key)
-        notes = changes_between(request.state["messages"], request.messages, where="request")
-        author, known.system_author = known.system_author, None
-        if author is not None:
-            system = frozenset([_system_sign(request)])
-            known.note([Note(frozenset(), system, author, where="request")])
+        notes: tuple[Note, ...] = ()
+        with self._tracker.guarding("edits of a request"):
+            notes = changes_between(request.state["messages"], request.messages, where="request")
+            author = known.take_system_author()
+            if author is not None:
+                system = frozenset([_system_sign(request)])
+                known.note([Note(frozenset(), system, author, where="request")])
         # The last one counts: what single middlewares did says more than both ends.
         return (*notes, *known.notes)
 
@@ -162,32 +192,22 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         self, request: ModelRequest[Any], key: ThreadKey, call: ModelCall
     ) -> ContextVersion | None:
         """Remember who answered. The version, if that was a model which keeps none."""
-        if call.thread is not None:
-            self._threads.of(key).serving = weakref.ref(call.thread)
-            return None
         messages: list[BaseMessage] = list(request.messages)
         if request.system_message is not None:
             messages.insert(0, request.system_message)
-        history = self._threads.history(key)
-        before = history.head
-        try:
-            shown = from_langchain(messages, keep="shown")
-            version = history.commit(
-                shown,
-                tools=[convert_to_openai_tool(tool) for tool in request.tools],
-                edits=declared_edits(before.messages if before else (), messages, shown=shown),
-            )
-        except (PatchKVError, TypeError, ValueError) as error:  # a tool that has no schema
-            _LOG.warning("the context of thread %s is not tracked: %s", key, error)
+        if call.shown is not None:
+            self._tracker.check_place(messages, call.shown)
+            messages = list(call.shown)
+        if call.thread is not None:
+            self._threads.of(key).serve(_run_of(request.runtime), call.thread)
             return None
-        return version if before is None or version.id != before.id else None
+        return self._tracker.commit(key, messages, request.tools, run_config())
 
     def _suspend(self, request: ToolCallRequest) -> None:
-        key = thread_key(request.runtime, request.state)
+        key = runtime_key(request.runtime, request.state)
         if not self._suspends or key is None:
             return
-        serving = self._threads.of(key).serving
-        thread = serving() if serving is not None else None
+        thread = self._threads.of(key).serving(_run_of(request.runtime))
         if thread is None:
             return
         try:
@@ -197,21 +217,24 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
 
     def _on_update(self, name: str, state: Any, update: Any, runtime: Any) -> None:
         """A hook of another middleware has returned an update of the state."""
-        key = thread_key(runtime, state)
+        key = runtime_key(runtime, state)
         fields = update.update if isinstance(update, Command) else update
         if key is None or not isinstance(fields, dict) or not fields.get("messages"):
             return
         before = state["messages"]
-        try:
-            after: Any = add_messages(before, _copied(fields["messages"]))
-        except ValueError:  # the agent's own reducer will say so
-            return
-        self._threads.of(key).note(changes_between(before, after, author=name))
+        with self._tracker.guarding(f"edits by {name}"):
+            try:
+                after: Any = add_messages(before, _copied(fields["messages"]))
+            except ValueError:  # the agent's own reducer will say so
+                return
+            self._threads.of(key).note(changes_between(before, after, author=name))
 
     def _on_request(self, name: str, before: ModelRequest[Any], after: ModelRequest[Any]) -> None:
         """Another middleware has passed on a request."""
-        key = thread_key(after.runtime, after.state)
-        if key is not None:
+        key = runtime_key(after.runtime, after.state)
+        if key is None:
+            return
+        with self._tracker.guarding(f"edits by {name}"):
             known = self._threads.of(key)
             known.note_system(name, _system_sign(before), _system_sign(after))
             known.note(
@@ -221,11 +244,17 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
 
 def _named(request: ModelRequest[Any]) -> tuple[ThreadKey, bool]:
     """The thread of a request, and whether it is a run that was given its name just now."""
-    key = thread_key(request.runtime, request.state)
+    key = runtime_key(request.runtime, request.state)
     if key is not None:
         return key, False
-    named = thread_key(request.runtime, {RUN: f"run-{uuid.uuid4()}"})
+    named = runtime_key(request.runtime, {RUN: f"run-{uuid.uuid4()}"})
     return named or ThreadKey("run"), True
+
+
+def _run_of(runtime: Any) -> str:
+    """What all calls of one run of an agent have in common, and no other run beside it."""
+    info = getattr(runtime, "execution_info", None)
+    return str(getattr(info, "checkpoint_ns", None) or "").rpartition("|")[0]
 
 
 def _with_run(answer: Answer, key: ThreadKey) -> ExtendedModelResponse[Any]:

@@ -7,13 +7,15 @@ own state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+
     from patchkv_agents.context import ContextHistory, EditKind, Message
     from patchkv_agents.context.edits import EditPlace
 
@@ -76,13 +78,19 @@ class ModelCall:
 
     Attributes:
         thread: that answered, where the model has said so by `served_by`.
+        shown: the messages that the model was shown, where LangChain has said so.
     """
 
     thread: ServingThread | None = None
+    shown: Sequence[BaseMessage] | None = None
 
+
+Serve = Callable[[ServingThread], None]
+"""Is told which thread answers a call that no middleware is around."""
 
 _notes: ContextVar[tuple[Note, ...]] = ContextVar("patchkv_notes", default=())
 _call: ContextVar[ModelCall | None] = ContextVar("patchkv_model_call", default=None)
+_serve: ContextVar[Serve | None] = ContextVar("patchkv_serve", default=None)
 
 
 def noted() -> tuple[Note, ...]:
@@ -109,8 +117,26 @@ def model_call(notes: Iterable[Note]) -> Iterator[ModelCall]:
         _notes.set(before)
 
 
+@contextmanager
+def serving(serve: Serve) -> Iterator[None]:
+    """Be told of the threads that answer calls within, of agents that a tool runs."""
+    call_token, serve_token = _call.set(None), _serve.set(serve)
+    try:
+        yield
+    finally:
+        _serve.reset(serve_token)
+        _call.reset(call_token)
+
+
+def current_call() -> ModelCall | None:
+    """The call of a model that is under way, if a middleware is around it."""
+    return _call.get()
+
+
 def served_by(thread: ServingThread) -> None:
-    """Tell the middleware around the present model call, if any, which thread answers it."""
-    call = _call.get()
+    """Tell the middleware around the present call of a model, if any, which thread answers it."""
+    call, serve = _call.get(), _serve.get()
     if call is not None:
         call.thread = thread
+    elif serve is not None:
+        serve(thread)

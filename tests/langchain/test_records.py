@@ -17,9 +17,9 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 
 from patchkv_agents import ContextHistory, EditKind
 from patchkv_agents.context import Edit, from_langchain
+from patchkv_langchain.agent_threads import AgentThread
 from patchkv_langchain.notes import Note, model_call, note, noted
 from patchkv_langchain.records import changes_between, declared_edits, tracked
-from patchkv_langchain.threads import Remembered
 from tests.langchain.agents import OPENING_HOURS
 
 CONVERSATION: list[BaseMessage] = [
@@ -300,7 +300,7 @@ def test_a_note_made_again_counts_once() -> None:
         new = changed(7, HumanMessage(f"And on day {number}?", id="m7"))
         return changes_between(CONVERSATION, new, author="counter")
 
-    known = Remembered()
+    known = AgentThread()
     known.note(answer(0))
     for _ in range(300):
         known.note(answer(1))
