@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from patchkv_agents.engine.outcomes import AnsweredCall, CallOutcome, Observer
     from patchkv_agents.recovery.report import RecoveryReport
 
-_LABELS = ("prefix", "new", "window", "attention", "tail", "deviation", "aged", "restored")
+_LABELS = ("prefix", "new", "window", "attention", "tail", "deviation", "restored")
 _MEASURES = (
     "recompute_ratio",
     "repair_ratio",

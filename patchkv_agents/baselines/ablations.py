@@ -6,19 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
+from patchkv_agents.recovery import RecoveryPolicy, Selection
 from patchkv_kernels import PayloadFormat
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "patchkv_attention": {"selection": Selection.BLOCKS, "attention_fraction": 0.03},
-    "patchkv_no_window": {"window_tokens": 0, "window_model": None, "stop": None},
+    "patchkv_no_window": {"window_tokens": 0, "window_model": None},
     "patchkv_no_tail": {"tail_tokens": 1},
     "patchkv_contiguous": {"selection": Selection.CONTIGUOUS},
     "patchkv_edited": {"selection": Selection.EDITED, "attention_fraction": 0.03},
     "patchkv_combined": {"selection": Selection.COMBINED, "attention_fraction": 0.03},
     "patchkv_question": {"selection": Selection.QUESTION, "attention_fraction": 0.03},
-    "patchkv_stop": {"stop": MeasuredStop(drift=0.1)},
-    "patchkv_budget": {"most_generations": 4},
     "patchkv_uncapped": {"most_repaired": None},
     "patchkv_fp16": {"precision": PrecisionPolicy.fixed(PayloadFormat.F16)},
     "patchkv_int8": {"precision": PrecisionPolicy.fixed(PayloadFormat.K8V8)},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = 24
 
-_PLAN_FIELDS = ("prefix", "new", "window", "attention", "tail", "deviation", "aged", "restored")
+_PLAN_FIELDS = ("prefix", "new", "window", "attention", "tail", "deviation", "restored")
 _REPORT_FIELDS = (
     "resume_ttft_ms",
     "planning_ms",

@@ -29,7 +29,6 @@ _STRIP = (
     (RowLabel.TAIL, "▚", "bright_magenta", "recomputed: last prompt tokens"),
     (RowLabel.ATTENTION, "▒", "bright_red", "recomputed: received much attention"),
     (RowLabel.DEVIATION, "▒", "red", "recomputed: differed most from the stored state"),
-    (RowLabel.AGED, "▒", "magenta", "recomputed: restored over too many edits"),
     (RowLabel.NEW, "+", "bright_blue", "new: had no state"),
 )
 _EXCERPT = 150

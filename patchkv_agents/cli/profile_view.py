@@ -138,9 +138,6 @@ def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     yield f"repair goes by blocks of {plural(policy.block_size, 'token')}"
     if policy.most_repaired is not None:
         yield f"together, at most {policy.most_repaired:.0%} of the suffix"
-    if policy.most_generations is not None:
-        edits = plural(policy.most_generations, "edit")
-        yield f"rows that would be restored over more than {edits} are recomputed"
     precision = policy.precision
     if precision is None:
         yield "rows are stored losslessly"

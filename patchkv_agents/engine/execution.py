@@ -17,7 +17,6 @@ from patchkv_agents.backends.transformers.capture import (
 from patchkv_agents.backends.transformers.map_capture import MapCapture, map_layers
 from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.engine.blend import blend_rows
-from patchkv_agents.engine.measured_stop import measured_rows
 from patchkv_agents.engine.question import run_question_blocks
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.ranges import IntArray
@@ -66,8 +65,8 @@ def execute(
         policy: may choose further rows to compute while they run.
         cache: changed in place.
         old: of the version from which rows are kept.
-        source: its stored rows to be written into the cache (see `rows_to_restore`), by old
-            position; -1 where there is none, or the cache has it already; int64 `[tokens]`.
+        source: its stored rows to be written into the cache, by old position; -1 where there is
+            none, or the cache has it already; int64 `[tokens]`.
         arrived: waits until the first n layers of stored rows are in memory; None if all are.
         watch: gets the times of restoring and recomputing.
     """
@@ -91,10 +90,6 @@ def execute(
         if policy.blend is not None:
             logits, plan = blend_rows(
                 adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
-            )
-        elif policy.stop is not None:
-            logits, plan = measured_rows(
-                adapter, token_ids, plan, policy, policy.stop, cache, capture=capture, ready=ready
             )
         else:
             logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)

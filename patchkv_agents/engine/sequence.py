@@ -16,7 +16,6 @@ from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.background import side_streams
 from patchkv_agents.engine.execution import execute
-from patchkv_agents.engine.measured_stop import rows_to_restore
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import CheckpointError
@@ -290,7 +289,7 @@ class KVSequence:
         watch: Stopwatch,
     ) -> Resumed:
         tokens = len(token_ids)
-        source = rows_to_restore(plan, policy)
+        source = plan.source
         if self._cache is not None:
             source[source == np.arange(tokens)] = -1  # in place already
             self._store_moving_rows(source)

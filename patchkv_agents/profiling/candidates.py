@@ -8,12 +8,10 @@ from typing import Any
 
 from patchkv_agents.profiling.choosing import Candidate
 from patchkv_agents.profiling.windows import WindowFit
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, Selection
+from patchkv_agents.recovery import RecoveryPolicy, Selection
 
 _SHARE = 0.03
 """Of the suffix, for rows beside window and tail."""
-_LONGEST = 256
-"""Tokens up to which a window is extended by measured drift."""
 _NAMES = {
     Selection.BLOCKS: "attention",
     Selection.EDITED: "edited",
@@ -74,12 +72,11 @@ def options(base: RecoveryPolicy, window: WindowFit) -> list[Candidate]:
 
     Args:
         base: the window and the tail.
-        window: the regression, whose limit of drift ends measured windows too.
+        window: the regression.
     """
     half = replace(base, window_tokens=(base.window_tokens or 0) // 2, attention_fraction=_SHARE)
     rules = (Selection.BLOCKS, Selection.EDITED, Selection.COMBINED, Selection.QUESTION)
-    stop = MeasuredStop(drift=window.drift, most_tokens=_LONGEST)
-    found = [
+    return [
         Candidate("window and tail", base),
         Candidate("in blocks of 32 tokens", replace(base, block_size=32)),
         Candidate(f"attention {_SHARE / 2:.1%}", replace(base, attention_fraction=_SHARE / 2), 1),
@@ -100,12 +97,6 @@ def options(base: RecoveryPolicy, window: WindowFit) -> list[Candidate]:
         Candidate("contiguous", replace(base, selection=Selection.CONTIGUOUS)),
         Candidate("predicted window", replace(base, window_tokens=0, window_model=window.model), 1),
     ]
-    if base.window_tokens:  # without a window, none grows
-        found.append(Candidate("measured stop", replace(base, stop=stop), 2))
-    if (base.window_tokens or 0) > stop.step_tokens:
-        short = replace(base, window_tokens=stop.step_tokens, stop=stop)
-        found.append(Candidate("short window, measured stop", short, 2))
-    return found
 
 
 def frontier(block_size: int) -> list[Candidate]:

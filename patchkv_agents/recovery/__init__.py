@@ -5,7 +5,6 @@ from patchkv_agents.recovery.policy import (
     BlendMask,
     BlendPolicy,
     BlendScore,
-    MeasuredStop,
     RecoveryPolicy,
     Selection,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "BlendMask",
     "BlendPolicy",
     "BlendScore",
-    "MeasuredStop",
     "RecoveryPlan",
     "RecoveryPolicy",
     "RecoveryReport",

@@ -36,8 +36,6 @@ class RowLabel(IntEnum):
     """Old state that is not exact: moved behind an edit, or quantised in front of it."""
     DEVIATION = 6
     """Chosen while it ran, because its state differed most from the old one: recomputed."""
-    AGED = 7
-    """Would have been restored over more edits than the policy allows: recomputed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,17 +194,11 @@ def plan_recovery(
     if policy.window_tokens is None:
         labels[labels == RowLabel.RESTORED] = RowLabel.WINDOW
     else:
-        if policy.most_generations is not None and has_state.any():
-            # Generations once the plan has run; see `RecoveryPlan.origins`.
-            ages = np.where(suffix, np.maximum(origins[old], 1), origins[old] - 1)
-            aged = (labels == RowLabel.RESTORED) & (ages > policy.most_generations)
-            labels[aged] = RowLabel.AGED
         if suffix.any():
             repair = choose_repair(
                 alignment,
                 policy,
                 suffix=suffix,
-                taken=labels == RowLabel.AGED,
                 old=old,
                 scores=scores,
                 block_map=block_map,

@@ -86,36 +86,6 @@ class BlendPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStop:
-    """Ending a window by the drift of the rows just recomputed, whose old values are stored.
-
-    While the drift of a window's last rows, `step_tokens` of them (relative L2 distance of old and
-    fresh values, the median over rows and sampled layers), exceeds the limit, it is extended.
-
-    Attributes:
-        drift: largest drift at which a window ends.
-        step_tokens: by how much a window is extended at a time.
-        most_tokens: longest window, extensions included.
-
-    Raises:
-        InputError: a value is out of its range.
-    """
-
-    drift: float
-    step_tokens: int = 32
-    most_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        if not self.drift > 0.0:
-            raise InputError(f"drift is {self.drift}: use more than 0")
-        if self.step_tokens < 1 or self.most_tokens < self.step_tokens:
-            raise InputError(
-                f"step_tokens is {self.step_tokens} and most_tokens {self.most_tokens}: use "
-                "1 <= step_tokens <= most_tokens"
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
     """How the repair set is chosen.
 
@@ -136,9 +106,6 @@ class RecoveryPolicy:
         most_repaired: largest share of the suffix that is recomputed, the tail included, which
             alone may pass it. Where windows would pass it, the blocks nearest to the edits are
             taken. None is no limit.
-        stop: extends windows by measured drift, if given.
-        most_generations: rows that this recovery would have restored over more edits than this
-            are recomputed, whatever `most_repaired` says. None is no limit.
 
     Raises:
         InputError: a value is out of its range.
@@ -154,8 +121,6 @@ class RecoveryPolicy:
     blend: BlendPolicy | None = None
     window_model: WindowModel | None = None
     most_repaired: float | None = None
-    stop: MeasuredStop | None = None
-    most_generations: int | None = None
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 0:
@@ -172,11 +137,9 @@ class RecoveryPolicy:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
         if self.most_repaired is not None and not 0.0 < self.most_repaired <= 1.0:
             raise InputError(f"most_repaired is {self.most_repaired}: use more than 0, up to 1")
-        if self.most_generations is not None and self.most_generations < 0:
-            raise InputError(f"most_generations is {self.most_generations}: use 0 or more")
-        if self.window_tokens is None and (self.window_model or self.stop):
+        if self.window_tokens is None and self.window_model:
             raise InputError(
-                "a policy without a window recomputes everything: leave out window_model and stop"
+                "a policy without a window recomputes everything: leave out window_model"
             )
         if self.blend is not None and self.window_tokens is None:
             raise InputError("a policy without a window recomputes everything: leave out blend")

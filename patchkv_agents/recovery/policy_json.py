@@ -13,15 +13,13 @@ from patchkv_agents.recovery.policy import (
     BlendMask,
     BlendPolicy,
     BlendScore,
-    MeasuredStop,
     RecoveryPolicy,
     Selection,
 )
 from patchkv_agents.recovery.window import WindowModel
 from patchkv_kernels import PayloadFormat
 
-_COUNTS = ("window_tokens", "tail_tokens", "block_size", "most_generations")
-_STOP_COUNTS = ("step_tokens", "most_tokens")
+_COUNTS = ("window_tokens", "tail_tokens", "block_size")
 
 
 def policy_to_json(policy: RecoveryPolicy) -> dict[str, Any]:
@@ -58,9 +56,6 @@ def policy_from_json(fields: Mapping[str, Any]) -> RecoveryPolicy:
         if (window := given["window_model"]) is not None:
             coefficients = tuple(window["coefficients"])
             given["window_model"] = WindowModel(**{**window, "coefficients": coefficients})
-        if (stop := given["stop"]) is not None:
-            _check_counts(stop, _STOP_COUNTS)
-            given["stop"] = MeasuredStop(**stop)
         return RecoveryPolicy(**given)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"these are not the fields of a policy: {error}") from error

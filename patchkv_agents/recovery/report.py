@@ -18,7 +18,7 @@ class RecoveryReport:
         fallback_reason: why an exact prefill took its place, or None.
         is_exact: whether every row is the model's own, computed from exact state only.
         tokens: prompt tokens.
-        prefix, new, window, attention, tail, deviation, aged, restored: tokens by label
+        prefix, new, window, attention, tail, deviation, restored: tokens by label
             (see `RowLabel`).
         cache_read: prompt tokens that were reused exactly.
         recompute_ratio: rows that ran / rows after the exact prefix. Where some layers ran for
@@ -59,7 +59,6 @@ class RecoveryReport:
     attention: int
     tail: int
     deviation: int
-    aged: int
     restored: int
     cache_read: int
     recompute_ratio: float
@@ -101,7 +100,6 @@ class RecoveryReport:
             attention=plan.count(RowLabel.ATTENTION),
             tail=plan.count(RowLabel.TAIL),
             deviation=plan.count(RowLabel.DEVIATION),
-            aged=plan.count(RowLabel.AGED),
             restored=plan.count(RowLabel.RESTORED),
             cache_read=plan.count(RowLabel.PREFIX),
             recompute_ratio=plan.recompute_ratio,

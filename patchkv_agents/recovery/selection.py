@@ -35,7 +35,6 @@ def choose_repair(
     policy: RecoveryPolicy,
     *,
     suffix: BoolArray,
-    taken: BoolArray,
     old: IntArray,
     scores: FloatArray,
     block_map: BlockMap | None = None,
@@ -44,14 +43,13 @@ def choose_repair(
 
     The query tail comes first. Of what `most_repaired` leaves, the attention blocks have their
     share and the windows take the rest, nearest blocks of all edits first; in whole blocks, so
-    that a little may be left over. Tail and `taken` count, and are computed even if they alone pass
-    the limit. Blocks without any attention are not chosen.
+    that a little may be left over. The tail counts, and is computed even if it alone passes the
+    limit. Blocks without any attention are not chosen.
 
     Args:
         alignment: of the old version with the new one.
         policy: how much is recomputed.
         suffix: rows with old state behind the first edit, bool `[tokens]`.
-        taken: rows that are computed in any case, bool `[tokens]`.
         old: old position of each token, anything where it has none; int64 `[tokens]`.
         scores: attention received by each old token, float32 `[tokens_old]`.
         block_map: where the old version's blocks looked; where nothing is known of that, `EDITED`
@@ -62,25 +60,24 @@ def choose_repair(
     if policy.tail_tokens > 1:
         tail = rounded_to_blocks(tail, block)
     tail &= suffix
-    certain = tail | (taken & suffix)
-    room = max(0, _limit(policy, suffix) - int(certain.sum()))
+    room = max(0, _limit(policy, suffix) - int(tail.sum()))
 
     distances, lengths = _windows(alignment, policy, suffix)
     window = rounded_to_blocks((distances < lengths) & suffix, block) & suffix
-    open_window = window & ~certain
+    open_window = window & ~tail
     values = _importance(policy, alignment, old, scores, block_map)
     blocks = _attention_blocks(policy, suffix)
     if blocks and policy.selection is not Selection.QUESTION:  # which ranks them later
-        blocks = min(blocks, len(_ranked(values, suffix & ~certain, block)))
-    others = int((suffix & ~window & ~certain).sum())
+        blocks = min(blocks, len(_ranked(values, suffix & ~tail, block)))
+    others = int((suffix & ~window & ~tail).sum())
     if int(open_window.sum()) + min(blocks * block, others) > room:
         # What is cut off the windows is then a candidate for its attention like any other row.
         nearest = _ranked(tokens - distances, open_window, block)
         kept = _within(nearest, open_window, block, max(0, room - blocks * block))
-        window = (window & certain) | kept
-    room -= int((window & ~certain).sum())
+        window = (window & tail) | kept
+    room -= int((window & ~tail).sum())
 
-    candidates = suffix & ~window & ~certain
+    candidates = suffix & ~window & ~tail
     if policy.selection is Selection.TOKENS:
         best = math.ceil(policy.attention_fraction * int(suffix.sum()))
         values, blocks = _largest(values, candidates, best), best
@@ -89,8 +86,8 @@ def choose_repair(
         attention = _within(_ranked(values, candidates, block)[:blocks], candidates, block, room)
 
     if policy.selection is Selection.CONTIGUOUS:
-        rows = int(((window | tail | attention) & ~taken).sum())
-        return _contiguous(distances, suffix & ~taken, block, rows)
+        rows = int((window | tail | attention).sum())
+        return _contiguous(distances, suffix, block, rows)
     return Repair(window, tail & ~window, attention)
 
 

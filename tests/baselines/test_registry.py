@@ -10,7 +10,7 @@ from patchkv_agents.baselines import method, method_names, policy_named
 from patchkv_agents.baselines.ablations import ablations
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.profile import Profile
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, RowLabel, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, WindowModel
 
 from ..engine.models import edited, random_ids, sequence_of, tiny_model
 
@@ -41,17 +41,13 @@ EVERYTHING = replace(
     RecoveryPolicy.default(),
     window_model=WindowModel(0.0, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)),
     most_repaired=0.1,
-    stop=MeasuredStop(drift=0.5),
-    most_generations=2,
 )
 PARTS = {
     "attention": {"attention_fraction"},
-    "no_window": {"window_tokens", "window_model", "stop"},
+    "no_window": {"window_tokens", "window_model"},
     "no_tail": {"tail_tokens"},
     "contiguous": {"selection"},
     **dict.fromkeys(("edited", "combined", "question"), {"selection", "attention_fraction"}),
-    "stop": {"stop"},
-    "budget": {"most_generations"},
     "uncapped": {"most_repaired"},
     **dict.fromkeys(("fp16", "int8", "int4"), {"precision"}),
 }
@@ -117,8 +113,7 @@ def test_every_method_runs_as_its_name_says(name):
     del computed["PREFIX" if name in lossless else "RESTORED"]
     computed.pop("RESTORED", None)
     # 1890 tokens behind the edit at 100 to 114, of which 189 may be computed. A contiguous window
-    # has as many rows as the default, the last token among them. Random weights drift so far that
-    # a measured stop ends only where nothing more has room. Published is by blocks of 32.
+    # has as many rows as the default, the last token among them. Published is by blocks of 32.
     window, tail = 64, 64
     selected = {"NEW": 14, "WINDOW": window, "TAIL": tail, "ATTENTION": 57}  # 3 %
     assert computed == {
@@ -138,6 +133,5 @@ def test_every_method_runs_as_its_name_says(name):
         "patchkv_question": selected,
         "patchkv_no_window": {"NEW": 14, "TAIL": tail},
         "patchkv_no_tail": {"NEW": 14, "WINDOW": window, "TAIL": 1},
-        "patchkv_stop": {"NEW": 14, "WINDOW": 189 - tail, "TAIL": tail},
         "patchkv_contiguous": {"NEW": 14, "WINDOW": window + tail - 1, "TAIL": 1},
     }.get(name, {"NEW": 14, "WINDOW": window, "TAIL": tail})

@@ -12,14 +12,13 @@ from patchkv_agents.profiling.profile import (
     Validation,
     policy_sha256,
 )
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, WindowModel
 
 POLICY = replace(
     RecoveryPolicy.default(),
     window_tokens=32,
     window_model=WindowModel(0.5, (0.1, 0.2, -0.3, 0.0, 0.0, 1e-3)),
     most_repaired=0.1,
-    stop=MeasuredStop(0.25),
 )
 
 

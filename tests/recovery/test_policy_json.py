@@ -8,16 +8,14 @@ from dataclasses import replace
 import pytest
 
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import MeasuredStop, RecoveryPolicy, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, WindowModel
 from patchkv_agents.recovery.policy import BlendPolicy
 from patchkv_agents.recovery.policy_json import policy_from_json, policy_to_json
 
 POLICY = replace(
     RecoveryPolicy.default(),
     window_model=WindowModel(0.5, (0.1, 0.2, -0.3, 0.0, 0.0, 1e-3)),
-    stop=MeasuredStop(0.25),
     blend=BlendPolicy(),
-    most_generations=3,
 )
 
 
@@ -33,8 +31,6 @@ def test_a_policy_comes_back(policy):
         (("block_size",), 16.0),
         (("tail_tokens",), True),
         (("tail_tokens",), None),
-        (("most_generations",), "3"),
-        (("stop", "step_tokens"), 32.0),
         (("selection",), "best"),
         (("precision",), 5),
         (("window_model", "coefficients"), [1.0]),

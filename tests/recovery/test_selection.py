@@ -245,46 +245,6 @@ def test_a_limit_holds_for_questions_and_for_what_is_added_later():
     assert repair_room(first, policy()) == SUFFIX - 8
 
 
-# Rows that were restored too often
-
-
-def test_rows_past_the_budget_of_generations_are_recomputed():
-    """By this plan a row that was exact, quantised or computed among inexact ones becomes one of
-    the first generation, one of the second one of the third. In front of the edits none ages."""
-    origins = np.zeros(200, np.int16)
-    origins[4:8], origins[8:12] = 1, 5  # stale of generation 0 and 4, in front of the edits
-    origins[30:34], origins[34:40] = 1, 3  # behind the first edit: generations 0 and 2
-    origins[40:44], origins[44:48] = 4, -3  # generation 3, and quantised
-    origins[48:52] = 2  # generation 1
-    base = {"window_tokens": 0, "tail_tokens": 1, "block_size": 1}
-    found = plan(policy(**base, most_generations=2), origins=origins)
-    assert rows(found, RowLabel.AGED) == ((8, 12), (34, 44))
-    after = found.origins(origins)
-    assert after[found.labels == RowLabel.RESTORED].max() == 2 + 1
-    assert (after[34:44] == 1).all()
-    found = plan(policy(**base, most_generations=3), origins=origins)
-    assert rows(found, RowLabel.AGED) == ((8, 12), (40, 44))
-    found = plan(policy(**base, most_generations=4), origins=origins)
-    assert found.count(RowLabel.AGED) == 0
-
-
-def test_a_budget_of_no_generation_restores_nothing_behind_an_edit():
-    found = plan(policy(most_generations=0))
-    assert found.is_exact and found.repair_ratio == 1
-    assert found.count(RowLabel.TAIL) == 4 and found.count(RowLabel.AGED) > 100
-
-
-def test_rows_that_are_too_old_count_toward_the_limit():
-    """Twelve of them and the tail are 16, as many as may be computed: the windows get nothing else,
-    but keep their names where rows are both."""
-    origins = np.zeros(200, np.int16)
-    origins[24:36] = 4
-    found = plan(policy(most_generations=2, most_repaired=0.1), origins=origins)
-    assert rows(found, RowLabel.WINDOW) == ((24, 32),)
-    assert rows(found, RowLabel.AGED) == ((32, 36),)
-    assert found.count(RowLabel.TAIL) == 4 and found.repair_ratio == 16 / SUFFIX
-
-
 @given(
     window=st.integers(0, 40),
     model=st.sampled_from([None, of_new_tokens(1.5)]),
@@ -292,12 +252,11 @@ def test_rows_that_are_too_old_count_toward_the_limit():
     tail=st.integers(1, 40),
     block=st.sampled_from([1, 4, 32]),
     share=st.none() | st.floats(0.01, 1),
-    generations=st.none() | st.integers(0, 3),
     selection=st.sampled_from(Selection),
     seed=st.integers(0, 20),
 )
 def test_every_choice_keeps_to_its_limits(
-    window, model, fraction, tail, block, share, generations, selection, seed
+    window, model, fraction, tail, block, share, selection, seed
 ):
     rng = np.random.default_rng(seed)
     chosen = policy(
@@ -307,7 +266,6 @@ def test_every_choice_keeps_to_its_limits(
         tail_tokens=tail,
         block_size=block,
         most_repaired=share,
-        most_generations=generations,
         selection=selection,
     )
     origins = np.where(np.arange(200) < seed, 0, rng.integers(0, 5, 200)).astype(np.int16)
@@ -325,10 +283,7 @@ def test_every_choice_keeps_to_its_limits(
     assert not kept[-1]
     assert sum(found.count(label) for label in RowLabel) == 200
     in_front = set(found.labels[:20].tolist())
-    assert in_front <= {RowLabel.PREFIX, RowLabel.RESTORED, RowLabel.AGED}
-    ages = np.where(found.suffix, np.maximum(origins, 1), origins - 1)
-    aged = ages > (9 if generations is None else generations)
-    assert not (aged & (found.labels == RowLabel.RESTORED)).any()
-    certain = aged | (np.arange(200) >= (200 - tail) // block * block)
+    assert in_front <= {RowLabel.PREFIX, RowLabel.RESTORED}
+    certain = np.arange(200) >= (200 - tail) // block * block
     limit = (1 if share is None else share) * SUFFIX
     assert (found.suffix & ~kept).sum() <= max(limit, (found.suffix & certain).sum())

@@ -106,8 +106,6 @@ _STYLES = {
         _ablation("patchkv_edited", "patchkv with the blocks that attended most to the edit", "1"),
         _ablation("patchkv_combined", "patchkv with blocks by both kinds of attention", "2"),
         _ablation("patchkv_question", "patchkv with the blocks that the question attends to", "3"),
-        _ablation("patchkv_stop", "patchkv with windows that end where drift ends", "4"),
-        _ablation("patchkv_budget", "patchkv with rows restored over 4 edits at most", "+"),
         _ablation("patchkv_uncapped", "patchkv with no limit on what is recomputed", "x"),
         _ablation("patchkv_fp16", "patchkv with all rows stored in 16 bits", "d"),
         _ablation("patchkv_int8", "patchkv with all rows stored in 8 bits", "8"),
