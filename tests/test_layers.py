@@ -51,12 +51,6 @@ ALLOWED: set[tuple[str, str]] = {
 ALLOWED_RINGS: set[frozenset[str]] = {
     frozenset({"patchkv_agents.recovery.plan", "patchkv_agents.recovery.selection"}),
     frozenset({"patchkv_agents.engine.engine", "patchkv_agents.engine.thread"}),
-    frozenset(
-        {
-            "patchkv_agents.backends.transformers.embedded",
-            "patchkv_agents.backends.transformers.loading",
-        }
-    ),
 }
 
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}

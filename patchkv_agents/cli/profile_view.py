@@ -123,12 +123,6 @@ def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
         yield f"recomputed are, behind each edit, as many tokens as its size predicts{least}"
     else:
         yield f"recomputed are, behind each edit, {plural(policy.window_tokens, 'token')}"
-    if policy.stop is not None:
-        stop = policy.stop
-        yield (
-            f"while the values of the last {plural(stop.step_tokens, 'token')} differ by more than "
-            f"{stop.drift:g} from the stored ones, as many more, up to {stop.most_tokens}"
-        )
     if policy.attention_fraction:
         yield (
             f"further blocks, up to {policy.attention_fraction:.1%} of the suffix, by the rule "

@@ -16,11 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
-from io import StringIO
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patchkv_agents.backends.transformers.quiet import quiet_transformers
 from patchkv_agents.errors import ModelNotFoundError, PatchKVError
 from patchkv_agents.files import cache_folder, sync
 
@@ -85,10 +85,7 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from patchkv_agents.backends.transformers.loading import quiet_transformers
-
-    # Transformers' GGUF reader draws a progress bar on stderr that no setting turns off.
-    with quiet_transformers(), redirect_stderr(StringIO()):
+    with quiet_transformers():  # but for the GGUF reader's progress bar, which knows no setting
         source = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
@@ -143,7 +140,7 @@ def _build(gguf: Path, folder: Path) -> None:
     for stale in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale)
     started = time.monotonic()
-    _say("Preparing the embedded model (once, less than a minute) ...", end="")
+    _say("Preparing the embedded model (once, less than a minute) ...")
     partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         shutil.copymode(folder.parent, partial)  # mkdtemp makes it for the owner alone
@@ -160,7 +157,7 @@ def _build(gguf: Path, folder: Path) -> None:
         partial.rename(folder)
         sync(folder.parent)
     except BaseException as error:
-        _say(" failed")
+        _say("The embedded model could not be prepared.")
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, Exception) and not isinstance(error, (OSError, PatchKVError)):
             # Libraries wrap a full disk and the like in errors of their own.
@@ -170,7 +167,7 @@ def _build(gguf: Path, folder: Path) -> None:
                 "full, free space or set PATCHKV_CACHE to another folder"
             ) from error
         raise
-    _say(f" done in {time.monotonic() - started:.0f} s: {folder}")
+    _say(f"Prepared in {time.monotonic() - started:.0f} s: {folder}")
 
 
 def _is_whole(folder: Path) -> bool:
@@ -204,8 +201,8 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _sha256(path: Path) -> str:

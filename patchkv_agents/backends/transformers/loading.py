@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -14,6 +13,7 @@ from patchkv_agents.backends.transformers.embedded import (
     chat_template,
     embedded_folder,
 )
+from patchkv_agents.backends.transformers.quiet import quiet_transformers
 from patchkv_agents.errors import (
     InputError,
     ModelNotFoundError,
@@ -147,23 +147,6 @@ def _model_arguments(options: LoadOptions) -> dict[str, Any]:
         if options.get(option) is not None:
             arguments[option] = options.get(option)
     return arguments
-
-
-@contextmanager
-def quiet_transformers(*, progress: bool = False) -> Iterator[None]:
-    """Silence Transformers' warnings and, unless `progress`, its progress bars, for a while."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if not progress:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _device(device: str | torch.device | None) -> torch.device:

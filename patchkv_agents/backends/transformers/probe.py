@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache, plain_call
-from patchkv_agents.backends.transformers.loading import quiet_transformers
+from patchkv_agents.backends.transformers.quiet import quiet_transformers
 from patchkv_agents.backends.transformers.row_attention import AttentionRecord, MaskFunction
 from patchkv_agents.backends.transformers.verdict import SupportLevel, Verdict
 from patchkv_agents.errors import UnsupportedModelError

@@ -10,14 +10,10 @@ import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.utils import logging
 
 from patchkv_agents.backends.transformers.embedded import find_gguf
-from patchkv_agents.backends.transformers.loading import (
-    load_model,
-    load_tokenizer,
-    quiet_transformers,
-)
+from patchkv_agents.backends.transformers.loading import load_model, load_tokenizer
+from patchkv_agents.backends.transformers.quiet import quiet_transformers
 from patchkv_agents.errors import InputError, ModelNotFoundError, UnsupportedModelError
 
 
@@ -65,14 +61,6 @@ def test_local_folder(tiny_folder: Path, dtype, expected: torch.dtype) -> None:
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert tokenizer.encode("a  1") == load_tokenizer(str(tiny_folder)).encode("a  1")
-
-
-def test_quiet_puts_settings_back() -> None:
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with pytest.raises(KeyError), quiet_transformers():
-        assert not logging.is_progress_bar_enabled()
-        raise KeyError
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 # --- names that lead nowhere ---------------------------------------------------------------------
