@@ -29,12 +29,17 @@ settings.register_profile("patchkv", deadline=None)
 settings.load_profile("patchkv")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that two processes end together."""
-    items.sort(key=lambda item: item.get_closest_marker("smoke") is None)
-
-
 REPOSITORY = Path(__file__).resolve().parent.parent
+CORE = ("alignment", "backends", "checkpoint", "context", "engine", "recovery")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the core's fast tests, and run the longest first, so that two processes end together."""
+    for item in items:
+        folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+        if folder in CORE and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.core)
+    items.sort(key=lambda item: item.get_closest_marker("smoke") is None)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Kernels of PatchKV Agents: KV rows into stored payloads, and back into a live cache.
+"""Kernels of PatchKV Agents: move KV rows between a live cache and stored payloads.
 
 Each Triton kernel has a torch path beside it; the functions here choose by device.
 """

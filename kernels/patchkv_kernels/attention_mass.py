@@ -1,7 +1,7 @@
-"""Attention mass: how much of the attention of some query rows each token or block received.
+"""Attention mass: the share of the attention of some query rows that each token or block received.
 
-The softmax rows are pooled as they are made and never kept: over query rows and heads for the mass
-per token, over blocks of both and heads for the block-to-block map. Both functions add to a sum
+Softmax rows are summed as they are computed and never stored: over query rows and heads for the
+mass per token, over blocks and heads for the block-to-block map. Both functions add to a sum
 that the caller owns, so that chunks of a prefill, decode steps and layers accumulate. CUDA tensors
 go to the Triton kernels, all others to the torch code here, which is also their reference.
 """
@@ -64,8 +64,8 @@ def add_block_mass(
         query, key, scaling: as for `add_received_mass`.
         block_size: tokens per block. The kernels take 32 and 64; other sizes run as torch code on
             any device.
-        row_stride: of the given rows, only every so many-th counts: those whose positions are one
-            less than its multiples. The kernels take all; others run as torch code.
+        row_stride: use only the rows at positions one less than a multiple of it. The kernels
+            take 1; other strides run as torch code.
 
     Raises:
         PayloadError: the shapes do not fit together.

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the report.
+    """One measured value or comparison of a report.
 
     Attributes:
-        part: of the check.
+        part: the part of the check it belongs to.
         name: what was measured or compared.
         value: the result, in `unit`.
         passed: whether it is within its limit; None for figures without one.
-        note: what it is to be compared with.
+        note: what to compare the value with.
     """
 
     part: str
@@ -64,7 +64,7 @@ def table(figures: Iterable[Figure]) -> str:
 def median_ms(work: Callable[[], object], device: torch.device, *, rounds: int = 7) -> float:
     """Median time of `work` in milliseconds, after two calls to warm up.
 
-    On a GPU the device's own clock around the queued work; elsewhere the process's.
+    Taken with device events on a GPU, with the process's clock elsewhere.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Device check, the kernels: whether they are right, and how fast they move bytes."""
+"""Device check of the kernels: correctness against the torch paths, and throughput."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from patchkv_kernels.scatter import scatter_rows, scatter_rows_cpu
 
 CPU = torch.device("cpu")
 MAX_DIFFERENT = 1e-3
-"""Share of key bytes that may differ: a fused product in torch can tip a value on a border."""
+"""Share of key bytes that may differ: a fused product in torch can change how a value rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def staged(payload: Payload, device: torch.device) -> Payload:
 
 
 def check_rows(device: torch.device, *, tokens: int) -> Iterator[Figure]:
-    """Both directions in all formats against the torch paths on the CPU."""
+    """Compare both directions in all formats with the torch paths on the CPU."""
     for form in CHECKED if device.type == "cuda" else CHECKED[-2:]:
         keys, values = form.cache(tokens, CPU)
         for format in PayloadFormat:
@@ -151,7 +151,7 @@ def _scatter_error(
 
 
 def check_attention(device: torch.device, *, tokens: int) -> Iterator[Figure]:
-    """Both poolings against torch in float32."""
+    """Compare both sums of attention with torch in float32."""
     from patchkv_kernels.triton_attention_mass import (
         add_block_mass_triton,
         add_received_mass_triton,
@@ -183,7 +183,7 @@ def check_attention(device: torch.device, *, tokens: int) -> Iterator[Figure]:
 
 
 def measure_rows(device: torch.device, form: Form, *, tokens: int) -> Iterator[Figure]:
-    """Bytes read and written a second by both directions, beside a plain copy of as many."""
+    """Throughput of both directions, beside a plain copy of as many bytes."""
     keys, values = form.cache(tokens, device)
     native = 2 * keys.nbytes
     copy_ms = median_ms(partial(torch.empty_like(keys).copy_, keys), device)
@@ -240,7 +240,7 @@ def _encoder(
 
 
 def measure_attention(device: torch.device, form: Form, *, tokens: int) -> Iterator[Figure]:
-    """Time of the poolings for one layer, 32 prompt rows and one chunk of a prefill."""
+    """Time of both sums of attention for one layer, 32 prompt rows and one chunk of a prefill."""
     heads = 4 * form.kv_heads
     key = form.cache(tokens, device)[0][0]
     few, many = (
@@ -260,7 +260,7 @@ def measure_attention(device: torch.device, form: Form, *, tokens: int) -> Itera
 
 
 def measure_transfers(device: torch.device, *, megabytes: int = 256) -> Iterator[Figure]:
-    """Host to device, from pageable and from pinned memory."""
+    """Throughput of host-to-device copies from pageable and from pinned memory."""
     target = torch.empty(megabytes << 20, dtype=torch.uint8, device=device)
     source = torch.ones(megabytes << 20, dtype=torch.uint8)
     for name, host in (("pageable", source), ("pinned", source.pin_memory())):

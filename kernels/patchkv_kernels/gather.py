@@ -1,4 +1,4 @@
-"""Rows of a live cache into a payload, and the torch code that encodes them."""
+"""Gathers rows of a live cache into a payload; with the torch code that encodes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quantize_gather(
     rope: Rope,
     channels: torch.Tensor | None = None,
 ) -> Payload:
-    """Store rows: gather them, un-rotate quantised keys, encode, pack. On the CPU afterwards.
+    """Gather, encode and pack rows of a live cache into a payload in CPU memory.
 
     Rows that were stored as `NATIVE` can be encoded later: give the tensors of that payload, with
     its rows and write positions as `ranges`.
@@ -217,7 +217,7 @@ def _sampled_channels(
 
 
 def _float_dtype(tensor: torch.Tensor, rows: torch.Tensor, format: PayloadFormat) -> torch.dtype:
-    """In which dtype `format` stores floating-point rows."""
+    """The dtype in which `format` stores floating-point rows."""
     if format is not PayloadFormat.F16 or tensor.dtype.itemsize == 2:
         return tensor.dtype
     largest = 0.0

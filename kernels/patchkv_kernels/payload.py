@@ -50,7 +50,7 @@ _BITS = {
 
 @dataclass(frozen=True, eq=False)  # no slots: stores hold payloads by weak reference
 class Payload:
-    """Immutable rows of keys and values in one format, in blocks; shared by reference.
+    """Stored rows of keys and values in one format, in blocks. Immutable, shared by reference.
 
     Layers come first, so that one layer's rows lie together and can be read alone. The rows of a
     block are consecutive in the payload and were written at consecutive positions; different

@@ -15,8 +15,8 @@ G = ceil(D / 32) groups of channels (the last one is shorter where 32 does not d
   F16 holds float16, or bfloat16 for keys or values that float16 cannot hold.
 - Quantised keys are normalised first: before rotation, `x = (key - centre) / scale` by channel.
   `key_channels` holds the centres and then the scales, once for each layer and head of a payload,
-  so that odd tail blocks cost nothing. Some models have key biases a hundred times larger than
-  what tells tokens apart; they vanish in the centre.
+  so that partial blocks add no overhead. Some models have key biases a hundred times larger than
+  the differences between tokens; the centre takes them out.
 - 8 bits: one scale a row, `s = max|x| / 127` rounded to float16; `code = rne(x / s)` in
   [-127, 127]; `x' = code * s`.
 - 4 bits: one scale for each 32 channels, `s = m / -8`, where m is the element of largest
@@ -48,7 +48,7 @@ GROUP = 32
 SAMPLED_ROWS = 128
 """Rows from which the centres and scales of key channels are taken."""
 SMALLEST_CHANNEL = 2.0**-10
-"""Least scale of a key channel, as a share of the head's largest."""
+"""Smallest scale of a key channel, as a share of the head's largest."""
 FLOAT16_MAX = 65504.0
 E5M2_MAX = 57344.0
 _NAN_BYTE = 0x7E
@@ -68,8 +68,8 @@ def sampled_rows(rows: int) -> torch.Tensor:
 def key_channels(sample: torch.Tensor) -> torch.Tensor:
     """Centre and scale of each key channel: mean and root mean square distance from it.
 
-    They precondition the codes and need not be good to be correct: any finite centre and any
-    positive scale give a valid payload.
+    They only precondition the codes: any finite centre and any positive scale give a valid
+    payload.
 
     Args:
         sample: keys before rotation, float32 `[..., rows, head_dim]`, at least one row. Elements
@@ -146,7 +146,7 @@ def decoded_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 class Scratch:
-    """Buffers that are used again and again; fresh memory would cost more than the work in it."""
+    """Reusable buffers; allocating memory would cost more than the work done in it."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Rotating stored keys to another position, straight into their destination rows.
+"""Rotates stored keys to another position, directly into their destination rows.
 
 A key at position w is `R(w) k`; the same key at position r is `R(r) k = R(r - w) R(w) k`
 (RoFormer, arXiv 2104.09864, eq. 14: rotations by position compose). Keys are therefore moved with
@@ -16,7 +16,7 @@ import torch
 
 
 class RopeLayout(str, Enum):
-    """Which two channels of a head form a pair: (i, i + rotary_dim/2) or (2i, 2i + 1)."""
+    """Layout of channel pairs: (i, i + rotary_dim/2) or (2i, 2i + 1)."""
 
     HALF_SPLIT = "half_split"
     INTERLEAVED = "interleaved"
@@ -57,7 +57,7 @@ class Rope:
 
         Where layers differ, `[layers, tokens, rotary_dim / 2]`. The product is rounded to float32
         as the model rounds it: at position 4,000 that rounding is worth 2e-4 radians, which a
-        rotation by the real-valued difference would leave behind.
+        rotation by the exact difference would not remove.
         """
         product = positions.astype(np.float32)[:, None] * self.inv_freq[..., None, :]
         return product.astype(np.float64)

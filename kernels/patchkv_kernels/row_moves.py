@@ -1,6 +1,6 @@
-"""Which payload rows go into which cache rows: the tables of one restore, made once for all layers.
+"""Row moves: the index and rotation tables of one restore, computed once for all layers.
 
-They depend on rows and positions only, so a restore that streams layer by layer makes them once.
+The tables depend on rows and positions only, not on the layer.
 """
 
 from __future__ import annotations

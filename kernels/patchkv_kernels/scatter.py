@@ -1,4 +1,4 @@
-"""Stored rows into a live cache, and the CPU path that dequantises and rotates them there."""
+"""Scatters stored rows into a live cache; with the CPU path that dequantises and rotates them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def scatter_rows(
     *,
     layers: range | None = None,
 ) -> None:
-    """`dequantize_scatter` with its tables made before, for several calls of some layers each."""
+    """`dequantize_scatter` with precomputed tables, for several calls of some layers each."""
     if layers is not None:
         part, moves = slice(layers.start, layers.stop), moves.of_layers(layers)
         payload, keys, values = _layers(payload, part), keys[part], values[part]
@@ -170,7 +170,7 @@ class _Slots:
         return cls(tuple((a, int(slots[a]), int(slots[b - 1]) + 1) for a, b in spans), None)
 
     def room(self, cache: torch.Tensor, rows: int, scratch: Scratch) -> torch.Tensor:
-        """Where to compute the rows: in the cache if they are float32 and consecutive there."""
+        """Memory in which to compute the rows: the cache if float32 and consecutive there."""
         if len(self.runs) == 1 and cache.dtype == torch.float32:
             return cache[:, :, self.runs[0][1] : self.runs[0][2]]
         shape = (*cache.shape[:2], rows, cache.shape[3])

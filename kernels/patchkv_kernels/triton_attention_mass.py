@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-"""Attention mass as Triton kernels; what is computed is told in `attention_mass`.
+"""Triton kernels for attention mass; see `attention_mass` for what they compute.
 
 Two passes over the keys, as in the backward pass of FlashAttention-2 (arXiv 2307.08691, section
 3.1): the first leaves the log-sum-exp of every softmax row, the second makes each probability again
@@ -19,11 +19,11 @@ TOKENS_PER_SPLIT = 1024
 KEYS = 64
 """Keys per tile."""
 MAX_ROWS = 32
-"""Most query rows per tile."""
+"""Largest number of query rows per tile."""
 OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
-"""Of the compiler; the tests look for spills with the same."""
+"""Compiler options; the tests check for spilled registers with the same ones."""
 UNSPECIALISED = ["rows", "tokens", "tokens_per_split", "kv_heads", "heads"]
-"""Numbers that change from call to call: another value must not need another compilation."""
+"""Arguments that change from call to call: a new value must not cause a recompilation."""
 
 
 @triton.jit

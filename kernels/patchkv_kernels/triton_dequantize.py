@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-"""Stored rows into a live cache as one Triton kernel: read, dequantise, rotate, write.
+"""Triton kernel that restores rows into a live cache: read, dequantise, rotate, write.
 
 One launch does keys and values of any number of blocks, heads and layers of one payload. Every
 payload byte that is wanted is read once, every wanted cache row is written once, nothing else is

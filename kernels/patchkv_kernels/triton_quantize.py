@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-"""Rows of a live cache into a payload as one Triton kernel: read, un-rotate, scale, pack, write.
+"""Triton kernel that stores rows of a live cache: read, un-rotate, scale, pack, write.
 
 The formats are those of `patchkv_kernels.quantize`, byte for byte where both round alike. Scales
 belong to single rows, so any rows may share a tile, and each source row is read once.

@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-"""What the Triton kernels that read and write KV rows have in common.
+"""Shared parts of the Triton kernels that read and write KV rows.
 
 A tile is `[rows, DIMS]` with the channels of a head in their order, `DIMS` being the next power of
 two from `head_dim` on. The other channel of each RoPE pair is taken from the same tile, so every
@@ -16,16 +16,16 @@ from patchkv_kernels.quantize import GROUP
 from patchkv_kernels.rotary import RopeLayout
 
 MAX_TILE_ROWS = 32
-"""Most rows of a tile."""
+"""Largest number of rows per tile."""
 TILE_ELEMENTS = 2048
-"""Most elements of a tile: 16 rows of 128 channels. With twice as many, half the programs fit."""
+"""Largest number of elements per tile: 16 rows of 128 channels. Twice as many halve occupancy."""
 MIN_PROGRAMS = 2048
-"""Heads are shared out over more programs until there are this many, some for each of 132 SMs."""
+"""Heads are split over programs until there are this many, several for each of 132 SMs."""
 OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
-"""Of the compiler; without fusion, products are rounded as in the torch reference."""
+"""Compiler options; without fusion, products are rounded as in the torch reference."""
 UNSPECIALISED = ["moves", "count", "payload_rows", "kv_heads", "heads_per_program"]
 UNALIGNED = ["rows", "slots", "cos", "sin", "moved", "key_scales", "value_scales"]
-"""What changes from call to call: another value or place must not need another compilation."""
+"""Arguments that change from call to call: a new value must not cause a recompilation."""
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Anchors: spans which the caller knows to be the same in both sequences, as messages are."""
+"""Anchors: pairs of spans that the caller knows to be equal, such as unchanged messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkv_agents.alignment.segments import Ints, best_chain
 Span = tuple[int, int]
 """Tokens `[start, stop)`."""
 Anchor = tuple[Span, Span]
-"""A span of the old sequence and the span of the new one that is said to be the same."""
+"""A span of the old sequence and the equal span of the new one."""
 
 _MAX_ANCHORS = 4096  # the chain of those that are out of order takes quadratic time
 
@@ -20,10 +20,10 @@ _MAX_ANCHORS = 4096  # the chain of those that are out of order takes quadratic 
 def anchor_runs(
     old: Ints, new: Ints, anchors: Iterable[Anchor], prefix: int, min_run: int
 ) -> list[Run]:
-    """Runs of at least `min_run` tokens that `anchors` give behind the common `prefix`, in order.
+    """Runs of at least `min_run` tokens from `anchors`, after the common `prefix`, in order.
 
-    An anchor counts only where the tokens are equal, and neighbours make one run. Of anchors that
-    cross each other those stay that hold most tokens.
+    An anchor counts only where its tokens are equal. Adjacent anchors are joined into one run. Of
+    anchors that cross, those that cover the most tokens are used.
     """
     joined: list[Run] = []
     for (old_start, old_stop), (new_start, new_stop) in sorted(anchors):
@@ -47,7 +47,7 @@ def anchor_runs(
 
 
 def _behind(runs: Iterable[Run], prefix: int) -> Iterable[Run]:
-    """What of each run lies behind the prefix on both sides."""
+    """The part of each run that comes after the prefix on both sides."""
     for run in runs:
         cut = max(0, prefix - run.old_start, prefix - run.new_start)
         yield Run(run.old_start + cut, run.new_start + cut, run.length - cut)

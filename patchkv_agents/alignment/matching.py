@@ -1,12 +1,12 @@
 """Alignment of two token sequences.
 
 **Problem.** Find runs of equal tokens, increasing in both sequences, that cover as many tokens as
-possible, where a run inside the text has at least `min_run` tokens: a shorter one is chance (the
-same three tokens between unrelated texts) and useless as KV state. The common prefix counts
+possible. A run inside the text has at least `min_run` tokens: a shorter one is a coincidence (the
+same three tokens in unrelated texts) and useless as KV state. The common prefix counts
 whatever its length and always wins, because its state is exact; a common suffix counts too.
 This is the "longest common subsequence in blocks of at least k" (LCSk++).
 
-**Why not a known diff.** Myers' O(ND) is quadratic once whole passages change, knows no minimum
+**Why no existing diff.** Myers' O(ND) is quadratic once whole passages change, knows no minimum
 length and scatters single tokens over unrelated text; difflib (greedy longest block) is quadratic
 to cubic and takes the wrong copy of repeated text; patience and histogram diff anchor only on
 lines that are rare in the whole text, so a repeated block between two edits is lost or, worse, is
@@ -15,21 +15,21 @@ matched first. rapidfuzz and other Levenshtein codes optimise edits, not blocks.
 **Algorithm.** The idea of histogram diff (anchors, rarest first) joined with sparse dynamic
 programming, all of it in NumPy:
 
-1. Cut off the common prefix and suffix (two vectorised comparisons). Where the caller knows
-   messages that are the same, those that are equal token for token are runs already, and the steps
-   below look at the gaps between them: repeated text goes to the right copy, whatever its amount.
+1. Cut off the common prefix and suffix (two vectorised comparisons). Where the caller passes
+   anchors, those that are equal token for token are runs already, and the steps below only search
+   the gaps between them. Repeated text is then matched with the right copy.
 2. Hash every k-gram (k = `min_run`) of what is left, join equal ones by sorting, and merge pairs
-   that follow each other on one diagonal into maximal segments. While equal pairs are at most two
-   a token *all* of them count, so repeated text is weighed as a whole and the right copy wins; in
-   more repetitive text the rarest k-grams count in full and the others by rank of occurrence.
+   that follow each other on one diagonal into maximal segments. With at most two equal pairs per
+   token, *all* pairs are used, so repeated text is weighed as a whole and the right copy wins. In
+   more repetitive text the rarest k-grams are joined in full, the others by rank of occurrence.
 3. The chain of segments that covers most tokens (dynamic programming; overlaps are cut), then
    every chosen run is compared token for token (a hash is never trusted) and grown both ways.
 4. Where step 2 could not look at everything, repeat inside the gaps, within a fixed budget.
 5. Grow runs until no hunk begins or ends with an equal token, and join a run to the one before it
    where an insertion or deletion can slide past it whole (appended turns end up as a hunk at the
    end, not as a far copy of the generation prompt).
-6. What is left over on both sides is searched for blocks that moved. Where anchors made much of it,
-   because they hold on to short messages which a long one crossed, tokens alone decide instead.
+6. Search the unmatched tokens of both sides for blocks that moved. Anchors can cause many of these,
+   by holding short messages in place which a long one crossed; then align again without anchors.
 
 **Cost.** O(n) for one edit, O(n log n) for several (the sorts), plus O(s**2) for s segments,
 s at most 4,096; unrelated, constant, periodic or two-symbol sequences stay within a budget linear
@@ -81,8 +81,8 @@ def align(
         new_ids: the sequence that is wanted.
         min_run: shortest run inside the text.
         anchors: spans known to be the same (`patchkv_agents.context.message_anchors`), in any
-            order; they may cover a part only. Those that are not equal token for token, or reach
-            out of a sequence, are without effect.
+            order; they need not cover everything. Anchors that are not equal token for token, or
+            that exceed a sequence, are ignored.
 
     Raises:
         InputError: a sequence is not one-dimensional or not of integers, or `min_run` < 1.
@@ -105,7 +105,7 @@ def align(
 
 
 def _aligned(old: Ints, new: Ints, k: int, prefix: int, anchored: list[Run]) -> Alignment:
-    """Runs and hunks; `anchored` are runs behind the prefix that are there in any case."""
+    """Runs and hunks; `anchored` are runs after the prefix that are part of every result."""
     suffix = _equal_behind(old[prefix:], new[prefix:])
     runs = [Run(0, 0, prefix)] if prefix else []
     kept = suffix
@@ -129,7 +129,7 @@ def _aligned(old: Ints, new: Ints, k: int, prefix: int, anchored: list[Run]) -> 
 
 
 def _inside(runs: Iterable[Run], gap: _Gap, k: int) -> Iterable[Run]:
-    """What of each run lies in front of the end of `gap`, if that is `k` tokens or more."""
+    """The part of each run before the end of `gap`, if it has at least `k` tokens."""
     for run in runs:
         over = max(0, run.old_stop - gap[1], run.new_stop - gap[3])
         if run.length - over >= k:
@@ -165,14 +165,14 @@ def _interior_runs(old: Ints, new: Ints, k: int, regions: Sequence[_Gap], corner
 
 
 def _is_wide(gap: _Gap, k: int) -> bool:
-    """Whether a run of `k` tokens has room in `gap`."""
+    """Whether a run of `k` tokens fits into `gap`."""
     return min(gap[1] - gap[0], gap[3] - gap[2]) >= k
 
 
 def _with_corner(
     rows: tuple[Ints, Ints, Ints], shortest: Ints, corner: tuple[int, int, int]
 ) -> tuple[tuple[Ints, Ints, Ints], Ints]:
-    """Add the segment that ends both sequences, for which any length will do."""
+    """Add the segment that ends both sequences, which may have any length."""
     old_start, new_start, length = rows
     # Found as a segment already, if it is long enough: take it out, lest it count twice.
     other = old_start + length != corner[0] + corner[2]

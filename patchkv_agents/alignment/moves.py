@@ -1,4 +1,4 @@
-"""Blocks that moved: gone from one place of the old sequence, and found at another of the new one.
+"""Moved blocks: tokens deleted at one place of the old sequence and inserted at another.
 
 Runs keep their order, so a block that changes place is, to them, deleted here and inserted there.
 Its old keys and values still exist, as those of a run do.

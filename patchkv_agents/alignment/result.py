@@ -1,4 +1,4 @@
-"""What an alignment of two token sequences is: runs, hunks, moves, prefix, position map."""
+"""The alignment of two token sequences: runs, hunks, moves, prefix, position map."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Alignment:
 
     @property
     def moved_tokens(self) -> int:
-        """Tokens of the new sequence that were somewhere else, out of order, in the old one."""
+        """Tokens of the new sequence in moved blocks."""
         return sum(move.length for move in self.moves)
 
     def position_map(self, *, moves: bool = False) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Candidate segments: maximal stretches in which two sequences agree, and the best chain of them.
+"""Candidate segments: maximal equal stretches of two sequences, and their best chain.
 
 A segment lies on one diagonal (old position minus new position constant). Both functions are
 vectorised; see `patchkv_agents.alignment.matching` for the whole algorithm and its cost.

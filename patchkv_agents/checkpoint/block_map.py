@@ -1,4 +1,4 @@
-"""How the attention of each block of a version was spread over the blocks before it."""
+"""Block-to-block attention: how each block of a version attended to the blocks before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from patchkv_agents.ranges import IntArray
 
 MAP_BLOCK = 32
-"""Tokens per block of the maps that an engine keeps, whatever block size a policy repairs in."""
+"""Tokens per block of an engine's maps, independent of the block size of a policy."""
 
 Mass = npt.NDArray[np.float32]
 
@@ -33,25 +33,25 @@ class BlockMap:
 
     @classmethod
     def unknown(cls, tokens: int, block_size: int = MAP_BLOCK) -> BlockMap:
-        """Of so many tokens, of which nothing is known."""
+        """A map of `tokens` tokens in which every row is unknown (zero)."""
         blocks = -(-tokens // block_size)
         return cls(block_size, np.zeros((blocks, blocks), dtype=np.float32))
 
     def grown(self, tokens: int) -> BlockMap:
-        """The map with room for `tokens` tokens; what it does not have is unknown."""
+        """The map extended to `tokens` tokens; the new rows are unknown."""
         missing = -(-tokens // self.block_size) - len(self.mass)
         return BlockMap(self.block_size, np.pad(self.mass, (0, missing))) if missing > 0 else self
 
     def truncated(self, tokens: int) -> BlockMap:
         """The map of the first `tokens` tokens.
 
-        The row of a block that is cut goes: in it are rows from behind the cut.
+        The row of a block that is cut is dropped, since it includes tokens after the cut.
         """
         whole = min(tokens // self.block_size, len(self.mass))
         return BlockMap(self.block_size, self.mass[:whole, :whole].copy()).grown(tokens)
 
     def moved(self, aligned: IntArray) -> BlockMap:
-        """The map of a version that took tokens from this one.
+        """The map of an edited version, built from this one.
 
         A block's row is the mean of the rows of those blocks from which its tokens came, weighted
         by their number; its new tokens do not count. A block's column goes where its tokens went,
@@ -79,7 +79,7 @@ class BlockMap:
         return BlockMap(size, mass)
 
     def refreshed(self, fresh: Mass, share: Mass) -> BlockMap:
-        """The map with rows that were measured anew.
+        """The map with newly measured rows mixed in.
 
         Args:
             fresh: attention of those rows of each block that ran, float32 `[blocks, blocks]`, in
@@ -93,7 +93,7 @@ class BlockMap:
 
 
 def _summed(mass: Mass, source: IntArray, target: IntArray, blocks: int) -> Mass:
-    """For each token, the row of `mass` at its source, added to the row at its target.
+    """Sum, for each token, of the row of `mass` at its source into the row at its target.
 
     Args:
         mass: float32 `[any, columns]`.
@@ -110,7 +110,7 @@ def _summed(mass: Mass, source: IntArray, target: IntArray, blocks: int) -> Mass
 
 
 def _normalised(mass: Mass) -> Mass:
-    """The rows divided by their sums; those of zeros stay zero."""
+    """The rows divided by their sums; zero rows stay zero."""
     sums = mass.sum(axis=1, keepdims=True)
     sums[sums == 0] = 1
     normalised: Mass = mass / sums

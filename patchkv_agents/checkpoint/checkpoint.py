@@ -1,4 +1,4 @@
-"""The checkpoint of a context version: its tokens, where their KV rows lie, how exact they are."""
+"""The checkpoint of a context version: token ids, stored KV rows, and how exact each row is."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ QUANTISED_ORIGIN: dict[PayloadFormat, int] = {
     PayloadFormat.K8V4: -3,
     PayloadFormat.K4V4: -4,
 }
-"""Origin of a row that was computed exactly and stored with loss, by the format that lost it."""
+"""Origin of a row that was computed exactly and stored in a lossy format, by format."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """State of one version outside the model. Immutable; payload is shared between versions.
+    """KV state of one version outside the model. Immutable; versions share payloads.
 
     Attributes:
         token_ids: every token whose state was computed, int64 `[tokens]`.
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def empty(cls) -> Checkpoint:
-        """Of a thread that has not run yet."""
+        """The checkpoint of a thread that has not run yet."""
         return cls(
             np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int16), np.empty(0, dtype=np.float32)
         )
@@ -71,13 +71,13 @@ class Checkpoint:
         return sum(payload.nbytes for payload in {extent.payload for extent in self.extents})
 
     def exact_prefix(self, token_ids: IntArray) -> int:
-        """Stored exact rows among the tokens with which `token_ids` (int64 `[tokens]`) begins."""
+        """Number of stored exact rows in the common prefix with `token_ids` (int64 `[tokens]`)."""
         common = common_prefix(self.token_ids, token_ids)
         exact = (self.origins[:common] == 0) & self.stored[:common]
         return int(np.count_nonzero(exact))
 
     def clean_prefix(self, token_ids: IntArray) -> int:
-        """Tokens with which both this version and `token_ids` begin, up to the first stale row.
+        """Length of the common prefix with `token_ids`, up to the first stale row.
 
         Their rows were computed from these tokens alone; a stale row may have seen others.
         """
@@ -86,16 +86,16 @@ class Checkpoint:
         return int(stale[0]) if len(stale) else common
 
     def with_extents(self, extents: Sequence[Extent]) -> Checkpoint:
-        """The same version with these stored rows, in any order, in place of its own."""
+        """The same version with other stored rows, given in any order."""
         ordered = sorted(extents, key=lambda extent: extent.position)
         return replace(self, extents=merged(ordered))
 
     def truncated(self, tokens: int) -> Checkpoint:
-        """The first `tokens` tokens alone, with no payload in reach of what came behind them.
+        """The first `tokens` tokens, without any data that depends on later tokens.
 
-        Rows of a payload that is kept in part are copied out of it. Quantised rows go, since what
-        they are scaled by was taken over other rows too; so do the scores, since later tokens gave
-        them, and what the block map has of a block that is cut.
+        Rows of a payload that is needed in part are copied. Quantised rows are dropped, since
+        their scales were computed over other rows too; so are the scores, which later tokens gave,
+        and the block map's row of a block that is cut.
         """
         kept = [
             extent

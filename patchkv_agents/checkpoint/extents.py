@@ -1,4 +1,4 @@
-"""Extents: where a version has the rows of a payload."""
+"""Extents: the places of payload rows in a version."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def written_at(payload: Payload, row: int) -> int:
 
 
 def merged(extents: Iterable[Extent]) -> tuple[Extent, ...]:
-    """The same rows, neighbours that continue each other joined.
+    """The same rows, with adjacent extents joined where one continues the other.
 
     Args:
         extents: ascending and disjoint in the version.

@@ -1,4 +1,4 @@
-"""What a stored checkpoint is called."""
+"""The key of a stored checkpoint."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKey:
-    """Names one checkpoint among all engines, users and conversations that share a store.
+    """Identifies one checkpoint in a store that engines, tenants and conversations share.
 
     Attributes:
         fingerprint: of the model that computed the rows (`Engine.fingerprint`).
-        tenant: whose data it is; one tenant's state never answers another's.
+        tenant: the owner of the data; state is never shared between tenants.
         thread: id of the conversation.
         namespace: part of the thread, such as a subagent; empty for the thread itself.
         version: id of the context version.

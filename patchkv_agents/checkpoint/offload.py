@@ -1,8 +1,8 @@
-"""Offload: the rows of a live cache that no payload holds yet go to CPU memory.
+"""Offload: copies rows of a live cache to CPU memory that no payload holds yet.
 
-Rows are encoded once, from the bits that the model wrote. A block at the end of the context that
-is not complete yet stays as it is (`NATIVE`) until it is; so does a row that had to be stored in
-haste because an edit moved it while the cache was live. The next offload encodes both.
+Rows are encoded once, from the bits that the model wrote. An incomplete block at the end of the
+context is stored losslessly (`NATIVE`) and encoded when it is complete. The same holds for rows
+that had to be stored early because an edit moved them while the cache was live.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows `[row, row + length)` of a tensor, written at `written`, at `position` by now."""
+    """Rows `[row, row + length)` of a tensor, written at `written` and now at `position`."""
 
     row: int
     length: int
@@ -66,7 +66,7 @@ def offload(
     rope: Rope,
     precision: PrecisionPolicy | None,
 ) -> Checkpoint:
-    """The checkpoint with every row stored.
+    """A checkpoint in which every row is stored.
 
     Args:
         checkpoint: of the context whose rows the cache holds.

@@ -1,4 +1,4 @@
-"""How much of a context each of several token sequences may hold, without aligning them."""
+"""Upper bounds on how many tokens of a context other sequences share, without an alignment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from patchkv_agents.ranges import IntArray
 SHORTEST = 8
 """Tokens of the grams that are compared; shorter runs are found only at the beginning."""
 MAX_SEQUENCES = 32
-"""Most sequences of one index."""
+"""Sequences that one index can hold."""
 
 _FACTORS = np.random.default_rng(0).integers(1, 2**63, SHORTEST, dtype=np.uint64)
 
@@ -28,7 +28,7 @@ def _grams(token_ids: IntArray) -> npt.NDArray[np.uint64]:
 
 
 class OverlapIndex:
-    """All grams of up to `MAX_SEQUENCES` sequences, and which of them have each. Does not change.
+    """Index of the token n-grams of up to `MAX_SEQUENCES` sequences. Immutable.
 
     Args:
         sequences: token ids, int64 `[tokens]` each.
@@ -50,7 +50,7 @@ class OverlapIndex:
         self._owners = np.bitwise_or.reduceat(bits, firsts) if len(firsts) else bits
 
     def bounds(self, token_ids: IntArray) -> list[int]:
-        """For each sequence, a number of tokens of `token_ids` that no alignment exceeds.
+        """Upper bounds on the tokens of `token_ids` that each sequence can be aligned with.
 
         Counted are the tokens in some gram that the sequence has too, and its common prefix. (Runs
         shorter than `SHORTEST` tokens elsewhere are not, nor worth restoring.)

@@ -1,8 +1,8 @@
-"""In which format each block is stored: by what low precision there would do to later attention.
+"""Storage precision: chooses the format of each block by the risk of quantising it.
 
-A row matters as much as later rows attend to it. So the attention that a row received, relative
-to the mean, times the error that 4-bit values would leave in it, is the risk of the row; blocks
-of high risk get 8-bit values, the few of very high risk 16 bits.
+A row matters as much as later rows attend to it. The risk of a row is the attention it received,
+relative to the mean, times the error that 4-bit values would cause. Blocks of high risk get 8-bit
+values, the few of very high risk 16 bits.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class PrecisionPolicy:
     The defaults were chosen on 12 contexts of HotpotQA at 1.2k to 1.8k tokens and two models (0.1B
     and 0.5B parameters); `patchkv bench formats` shows what they give there: 2 % of
     the blocks (the first one, to which every row attends) in 16 bits, a tenth with 8-bit values.
-    Chosen by attention, those bring the KL of the next token down to a tenth; as many chosen at
-    random, or by error alone, bring little. The errors of rows are so alike that attention alone
-    would choose the same blocks. The mean of a block's rows (alpha 0) does as well as their
-    maximum, and its values agree better between models.
+    Chosen by attention, they lower the KL of the next token to a tenth; the same number chosen at
+    random or by error alone changes little. Row errors are so similar that attention alone would
+    choose the same blocks. The mean over a block's rows (alpha 0) does as well as the maximum, and
+    its thresholds agree better between models.
 
     Attributes:
         alpha: weight of a block's largest row risk against the mean of its rows.
@@ -70,7 +70,7 @@ class PrecisionPolicy:
 
     @classmethod
     def fixed(cls, format: PayloadFormat) -> PrecisionPolicy:
-        """One format for every block, to compare with."""
+        """A policy with one format for every block, for comparisons."""
         return cls(format=format)
 
 
@@ -143,9 +143,8 @@ def assign_formats(
 ) -> list[PayloadFormat]:
     """The format of each block, from the attention and the errors of its rows.
 
-    Where a row has no score, nobody knows what it is worth: the last rows of a context, behind the
-    queries whose attention was collected. Values keep 8 bits there. A block that holds a value
-    that is not finite is stored in 16 bits.
+    The last rows of a context, after the queries whose attention was collected, have no score.
+    Their values keep 8 bits. A block with a value that is not finite is stored in 16 bits.
 
     Args:
         policy: decides.

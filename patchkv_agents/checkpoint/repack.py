@@ -1,8 +1,8 @@
-"""Repacking: copying the live rows of payloads together, byte for byte.
+"""Repacking: copies the rows in use of several payloads into one, byte for byte.
 
-Edits leave payloads of which only some rows are referred to, and many small turns leave many small
-payloads. Rows are never encoded again for that: their bytes move to a new payload. Only payloads
-of one kind can be joined: the same format and dtypes, and the same channel statistics.
+Edits leave payloads of which only some rows are in use, and many short turns leave many small
+payloads. Rows are not encoded again: their bytes are copied to a new payload. Only payloads of one
+kind can be joined: the same format, dtypes and channel statistics.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def used_rows(versions: Iterable[Extents]) -> dict[Payload, BoolArray]:
 
 
 def worth_repacking(used: dict[Payload, BoolArray]) -> set[Payload]:
-    """Payloads of which less than half is used, and small ones beside others of their size.
+    """Payloads that are less than half used, and groups of small payloads of similar size.
 
-    Small ones are joined as digits are carried: the smallest as long as the next one has at most
-    twice the rows of all before it. So there is a number of payloads of a kind that grows with the
-    logarithm of its rows, and a row is copied about as often.
+    The smallest payloads of a kind are joined as long as the next one has at most twice the rows of
+    all before it (as in a log-structured merge tree). The number of payloads, and the number of
+    times a row is copied, then grow with the logarithm of the rows.
     """
     chosen = {payload for payload, mask in used.items() if 2 * int(mask.sum()) < payload.rows}
     kinds: dict[Hashable, list[tuple[int, Payload]]] = {}

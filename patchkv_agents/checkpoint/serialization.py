@@ -1,4 +1,4 @@
-"""How checkpoints become bytes: a manifest, one blob of arrays, and parts of payloads.
+"""Serialization of checkpoints: a manifest, one blob of arrays, and parts of payloads.
 
 - A **payload** is one stream of bytes: of each layer in turn the bytes of every tensor, as they lie
   in memory. The stream is cut into parts of equal size, so the first parts hold the first layers.
@@ -9,7 +9,7 @@
   checksum for each of the other blobs. It is written last.
 
 Checksums are XXH3 with 128 bits (23 GiB/s per core measured, where zlib's CRC-32 reaches 2.0 and
-BLAKE2b 0.9): they find what faults do to bytes, not what an attacker does.
+BLAKE2b 0.9). They detect corruption, not an attacker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class PayloadRecord:
-    """What a manifest says of a payload.
+    """A payload as recorded in a manifest.
 
     Attributes:
         id: names the payload's parts; random.
@@ -85,7 +85,7 @@ class PayloadRecord:
         return min(self.part_bytes, self.nbytes - part * self.part_bytes)
 
     def first_layer(self, part: int) -> int:
-        """First layer of which a part holds bytes."""
+        """First layer with bytes in a part."""
         return part * self.part_bytes * self.tensors[0].shape[0] // self.nbytes
 
 
@@ -139,7 +139,7 @@ class PayloadBytes:
 
 
 def tensor_records(payload: Payload) -> tuple[TensorRecord, ...]:
-    """What a manifest says of a payload's tensors."""
+    """The tensors of a payload as recorded in a manifest."""
     return tuple(
         TensorRecord(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in payload.tensors.items()
@@ -160,7 +160,7 @@ def empty_payload(
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is stored under one key.
+    """The manifest of a stored checkpoint.
 
     Attributes:
         arrays: name of the blob of arrays.
@@ -239,7 +239,7 @@ class Manifest:
 
 
 def arrays_of(checkpoint: Checkpoint, payloads: Sequence[Payload]) -> Arrays:
-    """Everything of a checkpoint but the payloads' tensors, as arrays.
+    """A checkpoint as arrays, without the tensors of its payloads.
 
     Args:
         payloads: those that the checkpoint refers to; extents name them by their index here.
@@ -261,7 +261,7 @@ def arrays_of(checkpoint: Checkpoint, payloads: Sequence[Payload]) -> Arrays:
 
 
 def checkpoint_of(arrays: Arrays, payloads: Sequence[Payload]) -> Checkpoint:
-    """The checkpoint that `arrays_of` took apart. Its block map has lost precision."""
+    """The checkpoint of which `arrays_of` made the arrays. Its block map is rounded to float16."""
     mass = arrays.get("block_map")
     return Checkpoint(
         token_ids=arrays["token_ids"],

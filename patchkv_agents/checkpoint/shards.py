@@ -1,4 +1,4 @@
-"""A live cache, as rows are stored from it and restored into it: layers in groups, by device."""
+"""Views of a live cache by device, from which rows are stored and into which they are restored."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def resume(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Time to first token after an edit, and its KL, while one thing varies."""
+    """Measure time to first token after an edit, and its KL, while one setting varies."""
     from patchkv_evals.benchmarks import resume as benchmark
 
     if sweep not in benchmark.SWEEPS:
@@ -86,7 +86,7 @@ def align(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Alignment and plan, by length and number of edits. Needs no model."""
+    """Measure alignment and planning by length and number of edits. Needs no model."""
     from patchkv_evals.benchmarks import align as benchmark
 
     config = benchmark.AlignConfig(
@@ -111,7 +111,7 @@ def restore(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Bringing stored rows back, by format and length. Sizes are the embedded model's."""
+    """Measure restoring rows by format and length. Sizes are those of the embedded model."""
     from patchkv_evals.benchmarks import restore as benchmark
     from patchkv_evals.benchmarks.synthetic import RowShape
 
@@ -142,7 +142,7 @@ def store(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Saving and loading a checkpoint, by store and format. Sizes are the embedded model's."""
+    """Measure saving and loading a checkpoint by store and format, in the embedded model's size."""
     from patchkv_evals.benchmarks import store as benchmark
     from patchkv_evals.benchmarks.synthetic import RowShape
 
@@ -170,7 +170,7 @@ def formats(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Bytes of the stored formats, and the KL of the next token that they cause."""
+    """Measure the bytes of the stored formats, and the KL of the next token that they cause."""
     from patchkv_evals.benchmarks import formats as benchmark
 
     config = benchmark.FormatsConfig(
@@ -193,7 +193,7 @@ def attention(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """What collecting attention scores adds to a prefill."""
+    """Measure what collecting attention scores adds to a prefill."""
     from patchkv_evals.benchmarks import attention as benchmark
 
     config = benchmark.AttentionConfig(counts_of(tokens, "--tokens"), rounds, model)
@@ -213,7 +213,7 @@ def plan(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """Planning by its parts: scores, alignment, repair set, precision. Needs no model."""
+    """Measure the parts of planning: scores, alignment, repair set, precision. Needs no model."""
     from patchkv_evals.benchmarks import plan as benchmark
     from patchkv_evals.benchmarks.synthetic import RowShape
 
@@ -258,7 +258,7 @@ def drift(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """How far old keys and values are from a full prefill's, by distance from the edit."""
+    """Measure the drift of old keys and values by distance from the edit."""
     from patchkv_evals.benchmarks import drift as benchmark
 
     config = benchmark.DriftConfig(
@@ -284,7 +284,7 @@ def sensitivity(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """How much each block's precision matters: one block stored with loss, all others exact."""
+    """Measure each block's sensitivity to precision: one block lossy, all others exact."""
     from patchkv_evals.benchmarks import sensitivity as benchmark
 
     config = benchmark.SensitivityConfig(
@@ -314,7 +314,7 @@ def selection(
     as_json: AsJson = False,
     out: Out = None,
 ) -> None:
-    """What recomputing some more blocks brings, by the rule that chooses them."""
+    """Measure what recomputing further blocks gains, by the rule that chooses them."""
     from patchkv_evals.benchmarks import selection as benchmark
     from patchkv_evals.benchmarks.selection_summary import summed_up
 

@@ -1,4 +1,4 @@
-"""What the commands of `patchkv bench` share: lists in options, progress, tables, files."""
+"""Shared parts of `patchkv bench`: list options, progress, tables, files."""
 
 from __future__ import annotations
 

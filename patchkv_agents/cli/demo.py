@@ -1,4 +1,4 @@
-"""`patchkv demo`: an agent's context is edited in its middle, and its KV cache recovered."""
+"""`patchkv demo`: edits an agent's context in the middle and recovers its KV cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Edit an agent's context in its middle and compare ways to bring its KV cache back.
+    """Edit an agent's context in the middle and compare ways to recover its KV cache.
 
     The built-in episode is an agent that answers a question over retrieved pages, one of which
     was stale and is replaced. With --old and --new it runs on your own two conversations,

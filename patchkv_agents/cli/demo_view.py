@@ -1,4 +1,4 @@
-"""How `patchkv demo` looks in a terminal."""
+"""Terminal output of `patchkv demo`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_ANSWER = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The two contexts, and what the built-in episode knows of the answers."""
+    """The two contexts, with the question and the answers of the built-in episode."""
 
     old: Conversation
     new: Conversation
@@ -152,7 +152,7 @@ def _strip(labels: npt.NDArray[np.int8]) -> Text:
 
 
 def _scientific(value: float) -> str:
-    """Two digits; what is rounding in float32 counts as 0."""
+    """One digit and an exponent; rounding errors of float32 count as 0."""
     return f"{value:.0e}" if value > 1e-9 else "0"
 
 

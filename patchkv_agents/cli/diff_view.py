@@ -1,4 +1,4 @@
-"""How `patchkv diff` looks in a terminal: a row for each message, and what the edit costs."""
+"""Terminal output of `patchkv diff`: a row for each message, and what the edit costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXCERPT = 200
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A line of the table: a message of the new version, or one that is gone from it.
+    """A row of the table: a message of the new version, or one that was removed.
 
     `old` and `new` are message indices (`old` several where messages were merged), the counts
     are tokens: of the old messages, of the new message, of the new message with old state in
@@ -57,7 +57,7 @@ def message_rows(
     alignment: Alignment,
     matching: Matching,
 ) -> list[MessageRow]:
-    """One row for each new message in order, with those that are gone where they used to be.
+    """One row for each new message in order, and for removed ones at their old place.
 
     A message whose content is the same but that renders to other tokens than before (templates
     rewrite earlier turns) counts as changed. The last row, `template`, is what belongs to no

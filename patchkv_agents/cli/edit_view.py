@@ -1,4 +1,4 @@
-"""How edits are printed: lines for people, objects for programs."""
+"""Output of edits: lines for people, objects for programs."""
 
 from __future__ import annotations
 

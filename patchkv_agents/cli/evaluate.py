@@ -1,4 +1,4 @@
-"""`patchkv eval`: methods on edited question-answering episodes, and what several runs come to."""
+"""`patchkv eval`: methods on edited question-answering episodes, and several runs compared."""
 
 from __future__ import annotations
 

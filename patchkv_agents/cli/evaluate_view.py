@@ -1,4 +1,4 @@
-"""How `patchkv eval` prints results for people."""
+"""Terminal output of `patchkv eval`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`patchkv explain`: why the exact prefix of a version ends where it ends."""
+"""`patchkv explain`: why the exact prefix of a version ends where it does."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def explain(
 ) -> None:
     """Explain why a version cannot use the whole of the KV cache of the one before.
 
-    Names the first differing token, the message and the edit that it belongs to, what is behind
-    it (a clock in the system prompt, reordered tools, re-serialised arguments, cleared results
-    and so on), and what to do about it. Versions come from a history file (DB THREAD) or from two
-    conversation files (--old and --new).
+    Names the first differing token, its message and edit, the cause (a clock in the system prompt,
+    reordered tools, re-serialised arguments, cleared results and so on), and a remedy.
+    Versions come from a history file (DB THREAD) or from two conversation files (--old and --new).
     """
     from patchkv_agents.alignment import align
     from patchkv_agents.cli.explain_view import document, show

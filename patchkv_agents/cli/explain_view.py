@@ -1,4 +1,4 @@
-"""How `patchkv explain` is printed: some lines for people, one object for programs."""
+"""Output of `patchkv explain`: lines for people, one object for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `patchkv` command line: the commands, and what becomes of errors.
+"""The `patchkv` command line: its commands and error handling.
 
 A command is a plain function with typer options, in a module of its own, which imports what is
 slow (torch, transformers) inside the function: `patchkv --help` loads none of it. To add one,

@@ -1,4 +1,4 @@
-"""`patchkv models`: which models are supported, and how far."""
+"""`patchkv models`: which models are supported, and to what extent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def models(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which models are supported: recovered, reused exactly, or refused, and why."""
+    """Show which models are supported: recovered, reused exactly, or refused, and why."""
     from patchkv_agents.backends.transformers.families import FAMILIES
 
     if name is not None:
@@ -59,7 +59,7 @@ def family_document(family: Family) -> dict[str, Any]:
 
 
 def model_document(name: str) -> dict[str, Any]:
-    """What the configuration of one model says, for JSON.
+    """The support of one model, judged by its configuration, for JSON.
 
     Raises:
         ModelNotFoundError: there is no such model, or it cannot be fetched.

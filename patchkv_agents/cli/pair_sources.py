@@ -1,4 +1,4 @@
-"""Where `patchkv profile` and `patchkv validate` take pairs of contexts from."""
+"""Sources of context pairs for `patchkv profile` and `patchkv validate`."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def check_out(out: Path) -> None:
 
 
 def show_skipped(skipped: Sequence[Skipped]) -> None:
-    """On standard error, how many pairs were left out, and why."""
+    """Print on standard error how many pairs were left out, and why."""
     from patchkv_agents.context.excerpts import escaped
 
     for reason, count in Counter(each.reason for each in skipped).items():

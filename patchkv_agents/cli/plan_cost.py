@@ -1,4 +1,4 @@
-"""`patchkv plan-cost`: what resuming costs on a machine, before there is one."""
+"""`patchkv plan-cost`: predicts what resuming costs on a machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 METHODS = ("prefix_cache", "cacheblend", "direct_reuse", "patchkv")
-"""What all are compared with comes first, ours last."""
+"""The methods: the baseline first, ours last."""
 PUBLISHED = "paper's ratios"
 PUBLISHED_RECOMPUTE, PUBLISHED_PAYLOAD = 0.0926, 0.398
 """Rows after the prefix that are computed, and payload to 16 bits, as the paper states them."""
@@ -41,7 +41,7 @@ PUBLISHED_UP_TO = 16_000
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One context length, with what every method costs there."""
+    """One context length, with the cost of every method."""
 
     context: EditedContext
     estimates: tuple[CostEstimate, ...]
@@ -203,7 +203,7 @@ def _print(console: Console, model: ModelCost, device: DeviceCost, cases: list[_
 
 
 def _break_even(case: _Case) -> str:
-    """From where on recovery pays, in a sentence or two."""
+    """The context length from which recovery pays, in a sentence or two."""
     if case.least_suffix is None or case.largest_edit is None:
         pays = "PatchKV is not twice as fast here, however much lies behind the edit."
     else:

@@ -63,8 +63,8 @@ def run(
     """Fit a profile to pairs of contexts; the command `run` may be left out.
 
     Each pair is a context before and after an edit. Half of the tasks are used for calibration;
-    `patchkv validate` takes the other half. What was done is kept in PROFILE.work, from which the
-    same command goes on where it was stopped.
+    `patchkv validate` takes the other half. Progress is saved in PROFILE.work: the same command
+    continues an interrupted run.
     """
     sources.check()
     if most_repaired <= 0.0:

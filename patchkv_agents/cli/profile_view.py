@@ -1,4 +1,4 @@
-"""`patchkv profile show`: what a profile holds; and how validations are printed."""
+"""`patchkv profile show`, and the terminal output of validations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from patchkv_agents.recovery import RecoveryPolicy
 
 _EDITS = (("a number", 4, 4), ("a tool result", 200, 200), ("a summary of a page", 1000, 150))
-"""What stands for an edit: tokens removed, tokens brought."""
+"""Example edits: name, tokens removed, tokens added."""
 _SUFFIXES = (1_000, 4_000, 16_000)
 
 _TABLE_WIDTH = 150
@@ -48,7 +48,7 @@ def show(
 
 
 def show_profile(console: Console, profile: Profile) -> None:
-    """A profile for people."""
+    """Print a profile for people."""
     console.print(escaped(f"Profile of {profile.model} ({profile.fingerprint})"))
     console.print(escaped(f"  made {profile.created} by: {profile.command}"))
     for source in profile.data:
@@ -82,7 +82,7 @@ def show_profile(console: Console, profile: Profile) -> None:
 
 
 def show_validation(console: Console, validation: Validation) -> None:
-    """Measures and thresholds of a validation, without its verdict."""
+    """Print measures and thresholds of a validation, without its verdict."""
     sources = ", ".join(_source(source) for source in validation.data)
     console.print(escaped(f"Validated {validation.created} on {sources}"))
     limits = dict(validation.thresholds)

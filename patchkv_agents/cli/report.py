@@ -1,4 +1,4 @@
-"""`patchkv report`: what evaluations and benchmarks found, as one page with figures."""
+"""`patchkv report`: results of evaluations and benchmarks as one page with figures."""
 
 from __future__ import annotations
 

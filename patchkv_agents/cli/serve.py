@@ -60,8 +60,8 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="PATCHKV_API_KEY",
-            help="Key that requests must send, or name:key. Each key is a tenant: none meets "
-            "another's state. May be repeated.",
+            help="Key that requests must send, or name:key. Each key is a tenant with state of its "
+            "own. May be repeated.",
         ),
     ] = None,
     api_keys_file: Annotated[
@@ -104,8 +104,8 @@ def serve(
 ) -> None:
     """Serve a model to any program that talks to OpenAI's chat completions.
 
-    Edits of a conversation are found by comparing it with what was answered before; what they left
-    is reused. The page at / shows what happens, /metrics tells Prometheus.
+    Edits of a conversation are detected by comparing it with earlier requests, and the unchanged
+    state is reused. The page at / shows the activity; /metrics has Prometheus metrics.
     """
     try:
         from patchkv_server import ApiKeys, ServerSettings, create_app

@@ -41,7 +41,7 @@ class ThreadReader:
         return one_line(str(self.key), 80)
 
     def version(self, name: str) -> ContextVersion:
-        """The version of an id, of a unique beginning or end of one, or the newest of a branch.
+        """The version with an id or a unique start or end of one, or the newest of a branch.
 
         Raises:
             InputError: there is none, or there are several.
@@ -79,7 +79,7 @@ class ThreadReader:
         return self._load(self.branches[branch])
 
     def ancestors(self, version: ContextVersion) -> Iterator[ContextVersion]:
-        """A version and all that it was made from, newest first."""
+        """A version and its ancestors, newest first."""
         wanted = {version.id}
         for id in reversed(self.ids):
             if id in wanted:

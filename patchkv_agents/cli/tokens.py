@@ -1,4 +1,4 @@
-"""Whose tokens count: the tokenizer behind the option `--model`, local or hosted."""
+"""The tokenizer behind the option `--model`, local or hosted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Whose tokens count: smollm2 (embedded), a folder, a Transformers model id, or a "
+        help="Model whose tokens are counted: smollm2 (embedded), a folder, a Transformers id, or a "
         "hosted model such as gpt-4o.",
     ),
 ]
@@ -27,7 +27,7 @@ ModelOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelTokens:
-    """The tokens of one model.
+    """Rendering and decoding with the tokens of one model.
 
     Attributes:
         render: a version as the model reads it, with the prompt for its answer.

@@ -1,4 +1,4 @@
-"""`patchkv validate`: whether a profile's policy is good enough to be used unasked."""
+"""`patchkv validate`: whether a profile's policy is good enough to be used by default."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def validate(
     """Compare a profile's policy with full prefills, and record whether it passes.
 
     Pairs of tasks that the profile was fitted to are left out: of the same data, the validation
-    half is used. Only a profile that has passed makes an engine recover approximately unasked.
+    half is used. An engine recovers approximately by default only with a profile that has passed.
     Exits with 1 if it does not pass.
     """
     sources.check()

@@ -1,4 +1,4 @@
-"""How versions of a history are printed: a few lines for people, one object for programs."""
+"""Output of versions: a few lines for people, one object for programs."""
 
 from __future__ import annotations
 

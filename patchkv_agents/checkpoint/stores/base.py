@@ -1,4 +1,4 @@
-"""What every checkpoint store can do."""
+"""The interface of checkpoint stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """State of a store, and what this handle on it has done.
+    """Statistics of a store and of this handle on it.
 
     Attributes:
         checkpoints: stored now.
@@ -39,7 +39,7 @@ class StoreStats:
 
 
 class CheckpointLoad:
-    """A checkpoint whose rows may still be on their way.
+    """A checkpoint that is being loaded; its rows arrive layer by layer.
 
     Args:
         checkpoint: complete but for the bytes of its payloads.
@@ -83,7 +83,7 @@ class CheckpointLoad:
         self._end(complete=True)
 
     def cancel(self) -> None:
-        """Give up the load: what has not been asked for yet stays unfetched."""
+        """Cancel the load: parts that have not been requested yet are not fetched."""
         for _, arrival in self._arrivals:
             arrival.cancel()
         self._end(complete=False)
@@ -95,7 +95,7 @@ class CheckpointLoad:
 
 
 def result_by(future: Future[Result], deadline: float) -> Result:
-    """What the future gives, or `CheckpointError` once `time.monotonic()` is past `deadline`."""
+    """The future's result; `CheckpointError` once `time.monotonic()` is past `deadline`."""
     try:
         return future.result(timeout=max(0.0, deadline - time.monotonic()))
     except CancelledError:
@@ -120,10 +120,10 @@ def all_of(pool: Executor, jobs: Iterable[Callable[[], Result]]) -> list[Result]
 
 
 class CheckpointStore(Protocol):
-    """Keeps checkpoints; several threads may use one at once.
+    """A store of checkpoints. Thread-safe.
 
-    A checkpoint is whole or absent. What cannot be read, written or trusted raises
-    `CheckpointError`; nothing waits longer than the store's time limits.
+    A checkpoint is complete or absent. Anything that cannot be read, written or verified raises
+    `CheckpointError`. No call waits longer than the store's time limits.
     """
 
     def save(self, key: CheckpointKey, checkpoint: Checkpoint) -> None:
@@ -145,18 +145,18 @@ class CheckpointStore(Protocol):
     def versions(
         self, fingerprint: str | None, tenant: str, thread: str, namespace: str
     ) -> list[CheckpointKey]:
-        """The stored versions of a thread, those longest unused first.
+        """The stored versions of a thread, least recently used first.
 
-        Without a fingerprint, those that any model has computed. Stores that do not note uses go by
-        the time of saving.
+        Without a fingerprint, the versions of all models. Stores that do not record use are ordered
+        by the time of saving.
         """
         ...
 
     def delete(self, key: CheckpointKey) -> None:
-        """Forget a version: leave nothing of its thread but what remaining versions refer to.
+        """Delete a version, and all data of its thread that no remaining version refers to.
 
-        A payload that holds any row to which no remaining version refers goes as a whole, and the
-        versions that share it with it. Absent keys are no error (and do the same).
+        A payload with any row that no remaining version refers to is deleted as a whole, together
+        with the versions that share it. Absent keys are no error (and do the same).
         """
         ...
 
@@ -169,7 +169,7 @@ class CheckpointStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Release connections and threads. The stored checkpoints stay where they last."""
+        """Release connections and threads. Persistent checkpoints stay."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a place for named bytes: a local folder, an object store, Redis."""
+"""Checkpoints in a blob store: a local folder, an object store, Redis."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from patchkv_kernels.payload import Payload
 
 
 class BlobCheckpointStore:
-    """A `CheckpointStore` on a `BlobStore`, which other processes and machines may share.
+    """A `CheckpointStore` on a `BlobStore` that processes and machines may share.
 
-    A version is there once its manifest is, which is written last. Readers check every byte. Each
-    payload is written once per thread; versions that share it name the same parts. Nothing is
-    locked between processes: where one deletes what another is about to refer to, that other
-    version turns out incomplete, and its load says so.
+    A version exists once its manifest exists, which is written last. Readers verify every byte.
+    Each payload is written once per thread; versions that share it name the same parts. There are
+    no locks between processes: where one deletes a part that another is about to refer to, the
+    other version is incomplete, and its load raises an error.
 
     Args:
-        budget_bytes: of all blobs; the longest unused versions go first. It costs a listing of
-            the whole store at each save, so it is for local folders.
+        budget_bytes: of all blobs; the least recently used versions are evicted. Each save lists
+            the whole store, so use it for local folders.
         keep_versions: of each thread, model and namespace.
         expire_s: `sweep` removes versions not used for this long; for stores without expiry.
-        grace_s: age from which a blob to which no version refers is taken for garbage of a writer
-            that died, and not for the work of one that is busy.
+        grace_s: age from which an unreferenced blob counts as garbage of a writer that died,
+            not as the work of a writer that is still busy.
         load_timeout_s: limit for a whole load.
         workers: parts that are read or written at once.
         part_bytes: size of a part, at most 64 MiB; None for what suits `blobs`.
@@ -85,7 +85,7 @@ class BlobCheckpointStore:
         self._payloads: WeakValueDictionary[str, Payload] = WeakValueDictionary()
 
     def save(self, key: CheckpointKey, checkpoint: Checkpoint) -> None:
-        """Write what is not there yet, the manifest last; then make room."""
+        """Write missing parts, then the manifest; then evict."""
         payloads = list(dict.fromkeys(extent.payload for extent in checkpoint.extents))
         folder, manifest = names.folder_of(key), names.manifest_of(key)
         written: list[str] = []
@@ -180,7 +180,7 @@ class BlobCheckpointStore:
         return [key for key in keys if key.namespace == namespace]
 
     def delete(self, key: CheckpointKey) -> None:
-        """Forget a version (see `CheckpointStore.delete`)."""
+        """Delete a version (see `CheckpointStore.delete`)."""
         with self._lock:
             self._cleaner.forget(key)
 
@@ -190,9 +190,9 @@ class BlobCheckpointStore:
             self._cleaner.remove_thread(tenant, thread)
 
     def sweep(self) -> None:
-        """Remove expired versions, what exceeds the budget, and garbage of writers that died.
+        """Remove expired versions, versions beyond the budget, and garbage of writers that died.
 
-        It reads every manifest: call it now and then, from one process.
+        It reads every manifest: call it from time to time, from one process.
         """
         with self._lock:
             self._cleaner.sweep()

@@ -1,4 +1,4 @@
-"""What a place for named bytes must be able to do, so that checkpoints can be kept there."""
+"""The interface of blob stores that can hold checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_PART_BYTES = 64 << 20
-"""Largest blob that is ever written."""
+"""Size of the largest blob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,18 @@ class BlobInfo:
 
 
 class BlobStore(Protocol):
-    """Named, immutable-once-written bytes in two levels of folders (`tenant/thread/name`).
+    """Named, immutable bytes in two levels of folders (`tenant/thread/name`). Thread-safe.
 
-    Several threads use one at once. Everything that goes wrong is a `CheckpointError`, after
-    bounded time.
+    Every failure is a `CheckpointError`, raised within bounded time.
     """
 
     @property
     def part_bytes(self) -> int:
-        """Size of blob that the store moves fastest, at most `MAX_PART_BYTES`."""
+        """Size of the parts that the store transfers fastest, at most `MAX_PART_BYTES`."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a blob, all of it or nothing, in place of one of this name."""
+        """Write a blob atomically, replacing one of the same name."""
         ...
 
     def get(self, name: str) -> memoryview | None:
@@ -50,15 +49,15 @@ class BlobStore(Protocol):
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove blobs; absent ones are no error."""
+        """Delete blobs; missing ones are ignored."""
         ...
 
     def touch(self, names: Sequence[str]) -> None:
-        """Note that blobs are in use, where the store keeps the time; absent ones are no error."""
+        """Record that blobs are in use, where the store supports it; missing ones are ignored."""
         ...
 
     def remove_partial(self, age_s: float) -> None:
-        """Remove what writers that died left behind, where `list_blobs` does not show it."""
+        """Delete partial data of writers that died, where `list_blobs` does not show it."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Removing versions and garbage from a place for named bytes, and nothing that is still in use."""
+"""Eviction and garbage collection in a blob store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchkv_agents.errors import CheckpointError
 
 
 class Cleaner:
-    """Decides what goes. Manifests go first, so that no version is ever there in part.
+    """Deletes versions and garbage. Manifests are deleted first, so that no version is partial.
 
     Args:
         blobs: the store.
@@ -43,7 +43,7 @@ class Cleaner:
         """Versions removed so far for a limit or their age."""
 
     def forget(self, key: CheckpointKey) -> None:
-        """Leave nothing of the thread but what versions other than `key` refer to."""
+        """Delete all data of the thread that no version other than `key` refers to."""
         infos = self._blobs.list_blobs(names.folder_of(key))
         manifests = self._manifests(infos)
         manifests.pop(names.manifest_of(key), None)
@@ -56,12 +56,12 @@ class Cleaner:
         self._remove(infos, staying, [info.name for info in infos])
 
     def remove_thread(self, tenant: str, thread: str) -> None:
-        """Leave nothing of a thread."""
+        """Delete everything of a thread."""
         infos = self._blobs.list_blobs(names.folder_of(CheckpointKey("", tenant, thread, "", "")))
         self._remove(infos, {}, [info.name for info in infos])
 
     def make_room(self, saved: CheckpointKey) -> None:
-        """Evict versions of the thread beyond its number, and of all threads beyond the budget."""
+        """Evict versions beyond the thread's number and beyond the budget of all threads."""
         infos = self._blobs.list_blobs(names.folder_of(saved))
         versions = [info for info in infos if names.is_manifest_in_scope_of(saved, info.name)]
         if len(versions) > self._keep_versions:
@@ -71,7 +71,7 @@ class Cleaner:
         self._fit_budget(names.manifest_of(saved))
 
     def sweep(self) -> None:
-        """Remove expired versions, garbage, and what exceeds the budget."""
+        """Delete expired versions, garbage, and versions beyond the budget."""
         self._blobs.remove_partial(self._grace_s)
         by_folder: dict[str, list[BlobInfo]] = {}
         for info in self._blobs.list_blobs():
@@ -87,7 +87,7 @@ class Cleaner:
         self._fit_budget()
 
     def _fit_budget(self, saved: str | None = None) -> None:
-        """Evict the longest unused versions, but not `saved`, until the budget holds."""
+        """Evict least recently used versions, except `saved`, until the budget holds."""
         if self._budget_bytes is None:
             return
         infos = self._blobs.list_blobs()
@@ -101,7 +101,7 @@ class Cleaner:
             excess -= self._evict(self._blobs.list_blobs(folder), [info.name])
 
     def _evict(self, infos: Sequence[BlobInfo], evicted: Collection[str]) -> int:
-        """Remove versions and old garbage from a folder; gives the bytes that this freed."""
+        """Delete versions and old garbage from a folder; returns the bytes that this freed."""
         manifests = self._manifests(infos)
         staying = {name: m for name, m in manifests.items() if name not in evicted}
         leaving = [m for name, m in manifests.items() if name in evicted and m is not None]
@@ -145,7 +145,7 @@ class Cleaner:
 def read_manifests(
     blobs: BlobStore, pool: Executor, wanted: Sequence[str]
 ) -> dict[str, Manifest | None]:
-    """Manifests by name, absent ones left out; None where one is damaged or of another schema."""
+    """Manifests by name, without missing ones; None where one is damaged or of another schema."""
     manifests: dict[str, Manifest | None] = {}
     found = all_of(pool, [partial(blobs.get, name) for name in wanted])
     for name, data in zip(wanted, found, strict=True):

@@ -17,10 +17,10 @@ from patchkv_agents.checkpoint.stores.base import (
 
 
 class MemoryStore:
-    """Holds checkpoints by reference, the longest unused ones going first.
+    """A store that holds checkpoints by reference and evicts the least recently used.
 
-    A payload that several versions share counts once. What was saved last stays even where it
-    alone exceeds a limit: the caller holds it anyway.
+    A payload that several versions share counts once. The checkpoint saved last stays even where
+    it exceeds a limit by itself: the caller holds it anyway.
 
     Args:
         budget_bytes: of all checkpoints together; None for no limit.
@@ -37,7 +37,7 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def save(self, key: CheckpointKey, checkpoint: Checkpoint) -> None:
-        """Keep a reference to `checkpoint`, and make room for it."""
+        """Keep a reference to `checkpoint`, and evict others where a limit is exceeded."""
         with self._lock:
             self._checkpoints[key] = checkpoint
             self._checkpoints.move_to_end(key)
@@ -55,14 +55,14 @@ class MemoryStore:
             return checkpoint
 
     def open(self, key: CheckpointKey) -> CheckpointLoad | None:
-        """As `load`: everything is in place."""
+        """As `load`; all rows are there at once."""
         checkpoint = self.load(key)
         return None if checkpoint is None else CheckpointLoad(checkpoint)
 
     def versions(
         self, fingerprint: str | None, tenant: str, thread: str, namespace: str
     ) -> list[CheckpointKey]:
-        """The stored versions of a thread, those longest unused first."""
+        """The stored versions of a thread, least recently used first."""
         wanted = (tenant, thread, namespace)
         with self._lock:
             return [
@@ -73,7 +73,7 @@ class MemoryStore:
             ]
 
     def delete(self, key: CheckpointKey) -> None:
-        """Forget a version (see `CheckpointStore.delete`)."""
+        """Delete a version (see `CheckpointStore.delete`)."""
         with self._lock:
             self._checkpoints.pop(key, None)
             of_thread = {k: c for k, c in self._checkpoints.items() if _same_thread(k, key)}
@@ -103,7 +103,7 @@ class MemoryStore:
         """Nothing to release."""
 
     def _evict(self, keys: list[CheckpointKey], budget_bytes: int | None) -> None:
-        """Remove the longest unused of `keys` until they fit, but never the last one."""
+        """Evict the least recently used of `keys` until they fit, but never the last one."""
         if budget_bytes is None:
             return
         first = 0

@@ -1,7 +1,7 @@
-"""Names of blobs: `tenant/thread/kind-...`, of hashes only.
+"""Blob names: `tenant/thread/kind-...`, built from hashes.
 
-Any text can be a thread's id, so names are hashes: safe in every store, of fixed length, equal only
-for equal keys. The manifest holds the key itself, and readers compare it.
+Any text can be a thread's id. Hashes are valid names in every store, have a fixed length and are
+equal only for equal keys. The manifest holds the key itself, and readers compare it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from patchkv_agents.checkpoint.serialization import Manifest, PayloadRecord
 
 
 def folder_of(key: CheckpointKey) -> str:
-    """Folder of everything of the key's thread."""
+    """Folder of all blobs of the key's thread."""
     return f"{_hash(key.tenant)}/{_hash(key.tenant, key.thread)}"
 
 
@@ -40,7 +40,7 @@ def is_manifest_in_scope_of(key: CheckpointKey, name: str) -> bool:
 
 
 def new_arrays_of(key: CheckpointKey) -> str:
-    """A new name for the arrays of a version, since those of a former save may be read now."""
+    """A new name for the arrays of a version; readers may still use those of an earlier save."""
     return f"{folder_of(key)}/arrays-{_version(key)}-{uuid.uuid4().hex}"
 
 

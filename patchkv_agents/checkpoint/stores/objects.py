@@ -63,7 +63,7 @@ class ObjectBlobs:
             ]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove blobs; absent ones are no error."""
+        """Delete blobs; missing ones are ignored."""
         import obstore
 
         with _explained("deleting"):
@@ -75,7 +75,7 @@ class ObjectBlobs:
                         obstore.delete(self._store, name)
 
     def touch(self, names: Sequence[str]) -> None:
-        """Set the times of local files; object stores keep the time of writing only."""
+        """Update the times of local files; object stores record the time of writing only."""
         if self._folder is None:
             return
         with _explained("touching"):
@@ -94,7 +94,7 @@ class ObjectBlobs:
                         path.unlink()
 
     def close(self) -> None:
-        """Nothing to release: obstore keeps its connections with its store."""
+        """Do nothing: obstore closes its connections with its store."""
 
 
 def open_objects(location: str | Path, *, timeout_s: float = 5.0, **options: Any) -> ObjectBlobs:
@@ -130,7 +130,7 @@ def open_objects(location: str | Path, *, timeout_s: float = 5.0, **options: Any
 
 @contextlib.contextmanager
 def _explained(action: str) -> Iterator[None]:
-    """Turn what obstore and the file system raise into `CheckpointError`."""
+    """Raise errors of obstore and of the file system as `CheckpointError`."""
     from obstore.exceptions import BaseError
 
     try:

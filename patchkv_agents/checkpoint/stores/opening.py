@@ -1,4 +1,4 @@
-"""Any checkpoint store by its address."""
+"""Opens a checkpoint store by its address."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def open_store(
             `redis://host:port/0`, `rediss://...` or `unix://...` (Redis or Valkey);
             `s3://bucket/prefix`, `gs://...`, `az://...`, which are configured as their
             providers' own tools are, by environment variables.
-        budget_bytes: the longest unused checkpoints go beyond it; for memory and local folders.
-        expire_s: checkpoints that were not used for this long go, from Redis by themselves, from
-            elsewhere when something calls `sweep`; opening a local folder does. Not for memory.
+        budget_bytes: beyond it the least recently used checkpoints are evicted; for memory and
+            local folders.
+        expire_s: checkpoints that were not used for this long are deleted: by Redis itself, in
+            other stores by `sweep`, which also runs when a local folder is opened. Not for memory.
         timeout_s: limit for each request to a server.
         options: further arguments of `MemoryStore` or `BlobCheckpointStore`.
 

@@ -23,7 +23,7 @@ class RedisBlobs:
 
     Args:
         client: its socket time limits and retries are the caller's choice.
-        expire_s: a blob goes this long after it was last written, loaded or reused.
+        expire_s: time to live of a blob after it was last written, loaded or reused.
         prefix: of all keys.
     """
 
@@ -63,13 +63,13 @@ class RedisBlobs:
         ]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove blobs; absent ones are no error."""
+        """Delete blobs; missing ones are ignored."""
         with _explained("deleting"):
             if names:
                 self._client.delete(*(self._prefix + name for name in names))
 
     def touch(self, names: Sequence[str]) -> None:
-        """Put off the blobs' expiry."""
+        """Extend the time to live of blobs."""
         with _explained("touching"):
             pipeline = self._client.pipeline(transaction=False)
             for name in names:
@@ -77,7 +77,7 @@ class RedisBlobs:
             pipeline.execute()
 
     def remove_partial(self, age_s: float) -> None:
-        """Nothing to remove: a value is written whole or not at all."""
+        """Do nothing: values are written atomically."""
 
     def close(self) -> None:
         """Close the connections, also those on which other threads wait."""
@@ -112,7 +112,7 @@ def open_redis(
 
 @contextlib.contextmanager
 def _explained(action: str) -> Iterator[None]:
-    """Turn what redis-py raises into `CheckpointError`."""
+    """Raise errors of redis-py as `CheckpointError`."""
     from redis.exceptions import RedisError
 
     try:

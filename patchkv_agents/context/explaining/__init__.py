@@ -1,1 +1,1 @@
-"""Why a prefix ended where it did."""
+"""Explains why a common prefix ends where it does."""

@@ -1,4 +1,4 @@
-"""Recognises what lies behind the edits between two versions, from the versions alone."""
+"""Diagnosis of edits: finds the cause of each edit from the two versions alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is behind a change.
+    """The cause of an edit.
 
     Attributes:
         cause: the known pattern.
@@ -51,13 +51,13 @@ class Finding:
 
 
 def diagnose(old: Context, new: Context, edits: Sequence[Edit]) -> list[Finding]:
-    """What is behind each of the edits that lead from `old` to `new`, in their order."""
+    """The cause of each edit from `old` to `new`, in order."""
     diagnosis = _Diagnosis(old, new, edits)
     return [diagnosis.finding(edit) for edit in edits]
 
 
 class _Diagnosis:
-    """What the findings about one pair of versions share."""
+    """The diagnosis of one pair of versions."""
 
     def __init__(self, old: Context, new: Context, edits: Sequence[Edit]) -> None:
         self._old, self._new = old, new
@@ -82,7 +82,7 @@ class _Diagnosis:
         )
 
     def _front(self, gone: Sequence[int]) -> frozenset[int]:
-        """The messages which fell out of the front, if those that are gone did.
+        """The messages that a sliding window dropped, if that explains those that are `gone`.
 
         A window may keep a head: system messages, the first request, a note of what was dropped.
         """
@@ -94,7 +94,7 @@ class _Diagnosis:
         return frozenset(gone if head <= gone[0] and (gone[0] <= head + 1 or noted) else ())
 
     def finding(self, edit: Edit) -> Finding:
-        """What is behind one edit."""
+        """The cause of one edit."""
         if edit.scope == "tools":
             return Finding(*_tools(self._old.tools, self._new.tools), edit, "tools")
         if edit.scope == "template_args":
@@ -188,7 +188,7 @@ class _Diagnosis:
         return found(Cause.CHANGED)
 
     def _is_cleared(self, change: FieldChange) -> bool:
-        """Whether a placeholder stands where a result was."""
+        """Whether a placeholder replaced a result."""
         text = change.new.strip()
         if change.field != "content" or len(text) > min(LONGEST_PLACEHOLDER, len(change.old) // 2):
             return False
@@ -228,7 +228,7 @@ def _tools(old: Sequence[FrozenJson], new: Sequence[FrozenJson]) -> tuple[Cause,
 
 
 def tool_name(tool: FrozenJson) -> str:
-    """The name in a tool schema, with OpenAI's wrapping or without."""
+    """The name in a tool schema, with or without OpenAI's wrapper."""
     schema = tool.load()
     function = schema.get("function")
     named = function if isinstance(function, dict) else schema

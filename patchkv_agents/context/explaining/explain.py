@@ -1,4 +1,4 @@
-"""Why the common prefix of two versions ends where it ends."""
+"""Explains where and why the common prefix of two versions ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from patchkv_agents.context.texts import common_prefix
 from patchkv_agents.context.versions import ContextVersion
 
 Renderer = Callable[[ContextVersion], RenderedContext]
-"""Turns a version into what one model reads, with the prompt for its answer."""
+"""Renders a version for one model, with the generation prompt."""
 
 # Several edits make one event, and the finding about each tells the whole of it.
 _TOLD_ONCE = (Cause.TEXT_MOVED, Cause.FRONT_TRIMMED)
@@ -78,9 +78,8 @@ def explain(
 ) -> Explanation:
     """Explain where and why the common prefix of two versions ends.
 
-    The place is found in the rendered tokens. Whether tools, template arguments, a message or the
-    template itself made the difference is tried out, by rendering with some of them left as they
-    were.
+    The place is found in the rendered tokens. To tell whether tools, template arguments, a message
+    or the template itself made the difference, versions are rendered with some of them unchanged.
 
     Args:
         old: the version whose state is there.
@@ -133,7 +132,7 @@ class _Comparison:
         )
 
     def _later(self, first: Finding) -> tuple[Finding, ...]:
-        """The other findings, without those that tell of the same event."""
+        """The other findings, without repetitions of the same event."""
         if first.cause is Cause.NOTHING_LOST:
             return ()
         told = {(first.cause, first.detail)} if first.cause in _TOLD_ONCE else set()
@@ -142,7 +141,7 @@ class _Comparison:
         )
 
     def _first(self, at_old: int | None, at_new: int | None) -> Finding:
-        """What made the first difference."""
+        """The finding about the first difference."""
         if self._prefix >= _end(self._a):
             return Finding(Cause.NOTHING_LOST, "the new version goes on where the old one ended")
         if self._prefix >= _end(self._b):
@@ -202,12 +201,12 @@ def _common(a: RenderedContext, b: RenderedContext) -> int:
 
 
 def _end(context: RenderedContext) -> int:
-    """Where the messages end, and the prompt for an answer begins."""
+    """Token at which the messages end and the generation prompt begins."""
     return max((stop for _, stop in context.message_spans), default=0) or len(context)
 
 
 def _message_at(context: RenderedContext, token: int) -> int | None:
-    """The message which holds the token, else the first one behind it."""
+    """The message that contains the token, else the first message after it."""
     spans = context.message_spans
     behind = [(start, index) for index, (start, stop) in enumerate(spans) if token < stop > start]
     return min(behind)[1] if behind else None

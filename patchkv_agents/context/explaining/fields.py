@@ -11,7 +11,7 @@ from patchkv_agents.context.messages import Message
 from patchkv_agents.context.texts import common_ends
 
 LONGEST_PLACEHOLDER = 200
-"""Characters of a text that stands for one that was cleared or cut out, at most."""
+"""Maximum length, in characters, of a placeholder for text that was cleared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _fields(message: Message) -> dict[str, str]:
 
 
 def other_form(old: str, new: str) -> str | None:
-    """How two texts that say the same differ; None if they do not say the same."""
+    """How two equivalent texts differ in form; None if they are not equivalent."""
     values = json_value(old), json_value(new)
     if values[0] is not None and values[0] == values[1]:
         order = [json.dumps(value) for value in values]
@@ -60,7 +60,7 @@ def other_form(old: str, new: str) -> str | None:
 
 
 def is_trimmed(change: FieldChange) -> bool:
-    """Whether a piece went, and what stands in its place is short beside what is left."""
+    """Whether a part was removed, with a replacement that is short relative to the rest."""
     kept = sum(common_ends(change.old, change.new))
     went, came = len(change.old) - kept, len(change.new) - kept
     return came <= min(kept, LONGEST_PLACEHOLDER) and 4 * came < went

@@ -1,4 +1,4 @@
-"""Text that programs write anew at each call: times, dates, counters, ids."""
+"""Volatile text, which programs generate at each call: times, dates, counters, ids."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VolatileChange:
 
 
 def volatile_change(old: str, new: str) -> VolatileChange | None:
-    """How two texts differ, if only in times, dates, numbers and ids; None otherwise."""
+    """The difference of two texts that differ only in times, dates, numbers and ids; else None."""
     start, old_stop, new_stop = changed_span(old, new)
     before, after = old[start:old_stop], new[start:new_stop]
     if before == after or max(len(before), len(after)) > _LONGEST:

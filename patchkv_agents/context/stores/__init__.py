@@ -1,4 +1,4 @@
-"""Where histories are kept: the protocol, a store in memory, a store in an SQLite file."""
+"""History stores: the protocol, a store in memory, a store in an SQLite file."""
 
 from patchkv_agents.context.stores.base import HistoryStore
 from patchkv_agents.context.stores.memory import MemoryHistoryStore

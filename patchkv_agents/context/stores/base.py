@@ -1,4 +1,4 @@
-"""What a store of histories does. `ContextHistory` has the rules; a store only keeps."""
+"""The interface of history stores. `ContextHistory` has the rules; a store only persists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rewrite = Callable[[Sequence[ContextVersion]], Sequence[ContextVersion]]
 
 
 class HistoryStore(Protocol):
-    """Keeps the versions and branches of threads. Safe to use from several Python threads.
+    """A store of the versions and branches of threads. Thread-safe.
 
     A thread exists from its first `put` on. Versions are shared between a thread and its forks.
     `patchkv_agents.context.stores.conformance` tests an implementation.
@@ -43,10 +43,10 @@ class HistoryStore(Protocol):
         """A version of the thread, as it is now; None if the thread has none of that id."""
 
     def writing(self, thread: ThreadKey) -> AbstractContextManager[None]:
-        """One transaction about the thread, alone of all writers: all of it is kept, or nothing.
+        """A transaction on the thread: exclusive among writers, committed as a whole or not at all.
 
-        What was written is kept for good when the block ends without an exception. Blocks may not
-        be nested. `put`, `fork`, `rewrite` and `delete` are called inside of one.
+        The writes are durable when the block ends without an exception. Blocks may not be nested.
+        `put`, `fork`, `rewrite` and `delete` are called inside of one.
         """
 
     def put(self, thread: ThreadKey, version: ContextVersion, branch: str) -> None:
@@ -73,10 +73,10 @@ class HistoryStore(Protocol):
         """
 
     def erase(self) -> bool:
-        """Clean the files of what `rewrite` and `delete` removed, outside of a transaction.
+        """Erase from the files what `rewrite` and `delete` removed, outside of a transaction.
 
         Returns:
-            Whether nothing of it is left; if not, call again later. Opening does so too.
+            Whether nothing of it is left. If not, call again later; opening the store does so too.
         """
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages and edits as JSON and back, without loss: what stores write.
+"""Lossless JSON encoding of messages and edits, as stores write them.
 
-Text is kept as it is, not escaped to ASCII and not compressed, so that a search through the
-bytes of a file tells whether it is there.
+Text is neither escaped to ASCII nor compressed, so that a search through the bytes of a file shows
+whether a text is in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode_edit(value: dict[str, Any]) -> Edit:
 
 
 def encode_forgotten(forgotten: Forgotten) -> dict[str, Any]:
-    """What was forgotten as a JSON object, without the status, which a store knows better."""
+    """A record of forgotten text as a JSON object, without the status, which a store tracks."""
     return {
         "messages": forgotten.messages,
         "versions": forgotten.versions,

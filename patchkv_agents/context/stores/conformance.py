@@ -1,4 +1,4 @@
-"""Tests that any store of histories must pass.
+"""Conformance tests of history stores.
 
 Subclass, and say how to open an empty store:
 
@@ -12,8 +12,8 @@ pytest collects the methods named `test_...`; anything else may call them one by
 fresh instance. They use plain asserts and no test framework. A store that outlives its object
 also defines `reopen`, so that it is tested on what it reads back.
 
-Not tested here, since it depends on where a store keeps things: several processes at once, being
-killed, damaged or foreign files, and that forgotten text is gone from the files.
+Not tested here, since it depends on the storage: several processes at once, killed processes,
+damaged or foreign files, and whether forgotten text is gone from the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THREAD = ThreadKey("a thread", "a part")
 
 
 class HistoryStoreConformance:
-    """See the module."""
+    """Tests of a history store; see the module."""
 
     def open_store(self) -> HistoryStore:
         """A new, empty store."""

@@ -48,7 +48,7 @@ class _Family:
 
 
 class MemoryHistoryStore:
-    """Keeps histories in memory; messages are shared between versions. See `HistoryStore`."""
+    """A history store in memory; versions share messages. See `HistoryStore`."""
 
     def __init__(self) -> None:
         self._lock = RLock()

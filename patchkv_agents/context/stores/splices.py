@@ -1,7 +1,7 @@
-"""A list told as what differs from another one.
+"""Lists encoded as their differences from another list.
 
-Versions of a context differ from their parents in few messages, so a store keeps these and where
-they go: 1,000 versions of 200 messages are not 200,000 references.
+Versions of a context differ from their parents in few messages. A store saves only these and their
+places, so that 1,000 versions of 200 messages are not 200,000 references.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Splice = tuple[int, int, tuple[T, ...]]
 """`(start, stop, items)`: the items stand in the place of `old[start:stop]`."""
 
 LONGEST_CHAIN = 32
-"""After so many versions told by splices, one is told in full: reading one stays quick."""
+"""Longest chain of versions encoded by splices; a full list follows, to keep reads fast."""
 
 
 def splices(old: Sequence[T], new: Sequence[T]) -> tuple[Splice[T], ...]:
-    """What makes `new` of `old`, in order. Linear in their lengths, not always the shortest."""
+    """The splices that turn `old` into `new`, in order. Linear time, not always the fewest."""
     shorter = min(len(old), len(new))
     head = next((k for k in range(shorter) if old[k] != new[k]), shorter)
     rest = shorter - head
@@ -49,7 +49,7 @@ def splices(old: Sequence[T], new: Sequence[T]) -> tuple[Splice[T], ...]:
 
 
 def spliced(old: Sequence[T], changes: Iterable[Splice[T]]) -> tuple[T, ...]:
-    """The list of which `splices(old, ...)` made `changes`."""
+    """The list that results from applying `changes` to `old`."""
     result: list[T] = []
     at = 0
     for start, stop, items in changes:

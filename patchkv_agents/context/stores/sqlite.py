@@ -20,12 +20,12 @@ _ERASE_TIMEOUT_MS = 250
 
 
 class SQLiteHistoryStore:
-    """Keeps histories in one SQLite file. See `HistoryStore`.
+    """A history store in one SQLite file. See `HistoryStore`.
 
-    Several processes may read and write it at once. A commit that was acknowledged survives the
-    process being killed (a power failure may take the last ones). Text that is forgotten is
-    overwritten in the file and in its log; what file systems, snapshots and disks keep of earlier
-    contents is out of reach.
+    Several processes may read and write it at once. An acknowledged commit survives a kill
+    of the process (a power failure may lose the last ones). Forgotten text is overwritten in the
+    file and in its log; copies of earlier contents in file systems, snapshots and disks are out of
+    reach.
 
     Args:
         path: the file; made if it does not exist.
@@ -196,7 +196,7 @@ class SQLiteHistoryStore:
             self._db.close()
 
     def _check_file(self) -> None:
-        """Write to no file that nobody can open any more, nor to the log of another one."""
+        """Raise if the file was deleted or replaced: writes would be lost, or go to another log."""
         if file_id(self.path) != self._file:
             raise HistoryStoreError(
                 f"{self.path} was deleted or replaced while it was open. Nothing was written; open "
@@ -209,7 +209,7 @@ class SQLiteHistoryStore:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """One state of the file for several queries."""
+        """A read transaction: one consistent state of the file for several queries."""
         with self._lock, translated(self.path):
             if self._db.in_transaction:
                 yield
@@ -226,7 +226,7 @@ class SQLiteHistoryStore:
             self._db.execute("ROLLBACK")
 
     def _drop_stale(self) -> None:
-        """Forget cached versions if another process has rewritten some."""
+        """Clear the cache if another process has rewritten versions."""
         (changes,) = self._db.execute("PRAGMA data_version").fetchone()
         if changes != self._seen[0]:
             seen = (changes, counter(self._db, "rewrites"))

@@ -1,4 +1,4 @@
-"""Opens the SQLite files of `SQLiteHistoryStore`, and only those."""
+"""Opens the SQLite files of `SQLiteHistoryStore`; refuses other files."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def open_file(
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """What tells one file from another one of the same name; None if there is none."""
+    """Identity of the file at a path (device and inode); None if there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def file_id(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
+    """Raise SQLite's errors as `HistoryStoreError`."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from damaged schemas

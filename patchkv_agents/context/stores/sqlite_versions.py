@@ -1,4 +1,4 @@
-"""The versions in an SQLite file, and the texts that they consist of."""
+"""Tables of versions and texts in an SQLite file."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _NOTHING = _Loaded((), ContextVersion("", ()))
 class SQLiteVersions:
     """Reads and writes versions, inside of transactions that the caller opens.
 
-    A version is told as splices of the version it was made from, a text is stored once per family
-    (a thread and its forks). Keys are those of the tables.
+    A version is stored as splices of its parent, a text once per family (a thread and its forks).
+    Keys are those of the tables.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
@@ -119,7 +119,7 @@ class SQLiteVersions:
         self.sweep(family)
 
     def sweep(self, family: int) -> None:
-        """Remove the texts that no version has."""
+        """Delete texts that no version refers to."""
         self.clear_cache()
         used: set[int] = set()
         for changes, *others in self._db.execute(
@@ -219,7 +219,7 @@ class SQLiteVersions:
         )
 
     def _text(self, key: int, decode: Callable[[str], T]) -> T:
-        """What a text stands for: the same object again as long as it is in the cache."""
+        """The decoded object of a text; the same object while it is in the cache."""
         if key in self._texts:
             self._texts.move_to_end(key)
             _, value = self._texts[key]
@@ -250,7 +250,7 @@ def counter(database: sqlite3.Connection, name: str) -> int:
 
 
 def _digest(*values: str | int | None) -> bytes:
-    """What tells whether a row still has these values: SQLite does not notice flipped bits."""
+    """Checksum of a row's values: SQLite does not detect flipped bits."""
     whole = values[0] if len(values) == 1 else to_json(values)
     return blake2b(str(whole).encode(), digest_size=16).digest()
 

@@ -1,1 +1,1 @@
-"""The history of a context: operations, branches, blame, forgetting."""
+"""History of a context: operations, branches, blame, forgetting."""

@@ -1,4 +1,4 @@
-"""Brings what a program says it changed and what really changed together."""
+"""Reconciles the edits that a program declares with the edits that are inferred."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARTIAL = frozenset((EditKind.DELETE, EditKind.INSERT))
 
 
 def located(said: Edit, old: Sequence[Message], new: Sequence[Message]) -> Edit:
-    """The declaration with the indices of the messages that it names by id or tool_call_id.
+    """The declaration with indices for the messages that it names by id or tool_call_id.
 
     Raises:
         ContextError: it names a message that is in neither version, or that is not unique.
@@ -62,9 +62,9 @@ def located(said: Edit, old: Sequence[Message], new: Sequence[Message]) -> Edit:
 def carried(
     said: Edit, seen: Sequence[Message], old: Sequence[Message], new: Sequence[Message]
 ) -> Edit:
-    """A declaration about `seen`, as one about `old`, which took its place meanwhile.
+    """A declaration about `seen`, rewritten for `old`, which has replaced it since.
 
-    Messages that `old` does not have any more are named by the new side alone.
+    Messages that `old` no longer has are named by the new side alone.
     """
     places = {message: index for index, message in enumerate(old)}
     kept = [places[seen[i]] for i in said.old_indices if seen[i] in places]
@@ -72,17 +72,17 @@ def carried(
 
 
 def is_possible(kind: EditKind, found: Edit) -> bool:
-    """Whether what was found may have been meant as `kind`."""
+    """Whether the inferred edit is compatible with the declared `kind`."""
     return kind in may_be(found.kind) or (kind in _INTENTS and bool(found.old_indices))
 
 
 def reconcile(declared: Iterable[Edit], inferred: Iterable[Edit]) -> list[Edit]:
-    """The edits that were found, under the names of their declarations.
+    """The inferred edits, completed from the declarations that match them.
 
-    A found edit takes kind, author and the like from the first declaration that names one of its
-    messages, and the flags of all. Its indices stay, and its kind if the declared one can be seen
-    to be wrong; both make it `corrected`. Several found edits that one declaration names exactly
-    become one. A declaration that nothing answers to follows behind, without indices.
+    An inferred edit takes kind, author and so on from the first declaration that names one of its
+    messages, and the flags of all of them. It keeps its indices, and its kind if the declared one
+    is visibly wrong; both mark it as `corrected`. Several inferred edits that one declaration names
+    exactly become one. Declarations without a matching edit are appended, without indices.
     """
     declared = list(declared)
     found = list(inferred)
@@ -117,7 +117,7 @@ def completed(
 
     Args:
         edit: as `reconcile` returns it.
-        said: the located declaration, if nothing answered to it: it tells what is meant.
+        said: the located declaration, if no inferred edit matches it.
         old: the old version's messages.
         new: the new version's messages.
     """
@@ -161,7 +161,7 @@ def _is_exactly(said: Edit, found: Sequence[Edit]) -> bool:
 
 
 def _same_swap(said: Edit, found: Sequence[Edit]) -> bool:
-    """Whether both move one of two neighbours past the other: the same thing, told twice."""
+    """Whether both move one of two neighbours past the other, which is the same edit."""
     if len(found) != 1 or (said.kind, found[0].kind) != (EditKind.MOVE, EditKind.MOVE):
         return False
     told, seen = ({*edit.old_indices, *edit.new_indices} for edit in (said, found[0]))

@@ -1,4 +1,4 @@
-"""From what a caller wants committed to a version with its edits."""
+"""Drafts: turns a context that a caller commits into a version with its edits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A context that is to become a version, and what the caller says about it.
+    """A context to be committed, with its declared edits.
 
     Attributes:
         messages: the whole list.
         tools: the tool schemas.
         template_args: arguments of the chat template.
         declared: edits that the caller declares.
-        author: who made it; given to edits without an author.
+        author: the author, also of edits without one.
         checkpoint_id: the agent framework's checkpoint.
         merged: ids of further parents.
-        scrubber: takes out secrets that are to be forgotten.
+        scrubber: removes secrets that are to be forgotten.
         targets: messages of the version before whose earlier forms are to be forgotten, as indices;
             None: those that edits with `forget` name.
     """
@@ -51,7 +51,7 @@ class Draft:
         return replace(self, merged=tuple(ids))
 
     def is_content_of(self, version: ContextVersion) -> bool:
-        """Whether nothing differs from `version`."""
+        """Whether the draft has the same content as `version`."""
         return (tuple(self.messages), self.tools, self.template_args) == (
             version.messages,
             version.tools,
@@ -61,7 +61,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A version ready to be stored.
+    """A version that is ready to be stored.
 
     Attributes:
         version: the version.
@@ -95,12 +95,12 @@ def next_version(
         version: has the id and the time.
         thread: where it belongs.
         base: the version that it follows.
-        seen: the version that declared edits mean by "old": `base`, unless another writer was
-            quicker.
+        seen: the version that declared edits call "old": `base`, unless another writer has
+            committed in between.
         is_recorded: whether such a declared edit is among those that led to `base`.
 
     Returns:
-        The version; None if it would say nothing that `base` does not say.
+        The version; None if it would not differ from `base`.
 
     Raises:
         ContextError: a declared edit names messages that do not exist.
@@ -138,7 +138,7 @@ def next_version(
 def _targets(
     draft: Draft, declared: Sequence[Edit], base: ContextVersion, version: ContextVersion
 ) -> frozenset[int]:
-    """The messages of `base` that are to be forgotten with their earlier forms."""
+    """The messages of `base` to be forgotten, together with their earlier forms."""
     if draft.targets is not None:
         return draft.targets
     origins = predecessors(base, version)
@@ -158,9 +158,9 @@ def _tells(edit: Edit) -> bool:
 def recognized(
     messages: Sequence[Mapping[str, Any] | Message], known: Iterable[Message]
 ) -> Sequence[Mapping[str, Any] | Message]:
-    """The list with known messages in place of dicts that say the same: saves parsing them.
+    """The list with messages of `base` in place of equal dicts, which saves parsing them.
 
-    Only dicts of nothing but text are looked at; about these there is no doubt.
+    Only plain text messages are compared this way.
     """
     if not isinstance(messages, list | tuple) or all(type(m) is Message for m in messages):
         return messages
@@ -187,7 +187,7 @@ def _is_plain(message: Message) -> bool:
 
 
 def _key(message: Mapping[str, Any] | Message) -> tuple[Any, ...] | None:
-    """What a plain message would be found under; None for any other."""
+    """Lookup key of a plain text message; None for any other."""
     if type(message) is not dict or not message.keys() <= _PLAIN_KEYS:
         return None
     key = (message.get("role"), *(message.get(name) for name in _PLAIN_FIELDS))
@@ -195,7 +195,7 @@ def _key(message: Mapping[str, Any] | Message) -> tuple[Any, ...] | None:
 
 
 def _filled(draft: Draft, version: ContextVersion, known: Sequence[Message]) -> ContextVersion:
-    """The version with the draft's content. Messages that are known are the same objects."""
+    """The version with the draft's content. Known messages are reused as objects."""
     # By identity first: most messages are the same objects, and hashing them all takes longer.
     here, there = set(map(id, draft.messages)), set(map(id, known))
     same = {message: message for message in known if id(message) not in here}

@@ -1,19 +1,19 @@
-"""Removes text from all versions of a context.
+"""Forgetting: removes text from all versions of a context.
 
-What is removed when a version's edits say `forget`:
+Removed when an edit of a version has the `forget` flag:
 
 - the old messages that these edits name, and every earlier form of them, back to the first one;
 - later forms, on other branches, that kept a part of the text (partial edits, the same values
   written in another way);
-- every message that says exactly the same as one of these, wherever it stands;
-- tool schemas and template arguments that led to such an edit of theirs, in whose place the new
-  ones stand from then on;
-- with secrets: each of these texts, wherever it stands in messages, tool schemas, template
-  arguments and edits.
+- every message with exactly the same content as one of these, in any place;
+- tool schemas and template arguments that such an edit replaced; they are replaced by the new ones
+  in earlier versions too;
+- with secrets: each of these texts, anywhere in messages, tool schemas, template arguments and
+  edits.
 
-Removed messages stay where they are, emptied, so that indices and call ids still fit. Messages
-that the new version shows are left: the caller goes on showing them. Messages that merely were
-written after reading the text (a summary, an answer) are found through secrets only.
+Removed messages stay in place without content, so that indices and call ids remain valid. Messages
+of the new version are left alone: the caller still shows them. Messages that were written after
+reading the text (a summary, an answer) are found through secrets only.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def forget(
     scrubber: Scrubber,
     threads: tuple[ThreadKey, ...],
 ) -> list[ContextVersion]:
-    """All versions without the text that is to be forgotten.
+    """All versions with the text to be forgotten removed.
 
     Args:
         versions: every version of the thread and of its forks; parents before children.
-        at: id of the new version, whose edits say `forget`; it receives the account.
+        at: id of the new version with the `forget` edits; it receives the record of the removal.
         targets: the messages of its first parent that are to be forgotten, as indices.
-        scrubber: takes out the secrets.
+        scrubber: removes the secrets.
         threads: the threads that have these versions.
 
     Returns:
@@ -117,7 +117,7 @@ def _ancestors(
 def _earlier_forms(
     by_id: Mapping[str, ContextVersion], version: ContextVersion, targets: set[int]
 ) -> set[str]:
-    """Hashes of the target messages in the version's parent, and of all they were made from."""
+    """Hashes of the target messages in the version's parent, and of their earlier forms."""
     gone: set[str] = set()
     child = version
     for parent in _ancestors(by_id, version):
@@ -130,7 +130,7 @@ def _earlier_forms(
 
 
 def _later_forms(by_id: Mapping[str, ContextVersion], gone: set[str], at: str) -> set[str]:
-    """Hashes of messages on any branch that kept a part of a message that is to be forgotten."""
+    """Hashes of messages on any branch that retain a part of a message to be forgotten."""
     reached = set(gone)
     for version in by_id.values():
         if not version.parents or version.id == at:
@@ -154,7 +154,7 @@ def _without_hashes(
     parent: tuple[ContextVersion, ContextVersion],
     version: tuple[ContextVersion, ContextVersion],
 ) -> tuple[Edit, int]:
-    """The edit without hashes and keys of text that is gone, and how many were dropped.
+    """The edit without hashes and keys of removed text, and how many were dropped.
 
     Args:
         edit: an edit of `version`.

@@ -1,4 +1,4 @@
-"""The history of a context: every change is a new version, linked to those it came from."""
+"""The history of a context: every change creates a new version, linked to its parents."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 class ContextHistory(HistoryView, TrackedOperations):
     """The versions of one thread's context, in a store.
 
-    What is passed in is copied; versions never change (except that `forget` removes text from
-    them). `head` is the version that this object works on: the newest one of its branch when it
-    was opened, checked out or last changed through this object. Where other writers share the
-    store, `commit` follows whatever is newest by then, while the operations that name single
-    messages raise `ConflictError` if the branch has moved on; `refresh` brings `head` up to date.
+    Arguments are copied; versions never change (except that `forget` removes text from them).
+    `head` is the version that this object works on: the newest one of its branch when it was
+    opened, checked out or last changed through this object. With other writers on the store,
+    `commit` continues from the newest version, while operations on single messages raise
+    `ConflictError` if the branch has advanced; `refresh` updates `head`.
 
-    Safe to use from several threads.
+    Thread-safe.
 
     Args:
-        store: where versions are kept; in this object's memory if left out.
-        thread: the thread's name in the store. It is made by the first commit.
+        store: the store of the versions; a new one in memory by default.
+        thread: the thread's name in the store. The first commit creates it.
         namespace: the part of the thread, such as a subagent's name.
         branch: the branch to work on.
         clock_ns: nanoseconds since the epoch, for ids and times.
@@ -89,24 +89,24 @@ class ContextHistory(HistoryView, TrackedOperations):
         merged: Iterable[Ref] = (),
         checkpoint_id: str | None = None,
     ) -> ContextVersion:
-        """Make the given context the present version.
+        """Commit a context as the newest version.
 
         Args:
             messages: the whole list, as for `parse_messages`.
-            tools: the tool schemas; none if left out, whatever the version before had.
+            tools: the tool schemas; none by default, whatever the previous version had.
             template_args: arguments of the chat template; none if left out.
-            edits: edits that the caller declares (`Edit.declare`). All others are inferred; what
-                really changed decides about messages and hashes. A declaration to which no change
-                answers is kept, unless it repeats an edit that led here, as that of a program
-                which derives the same change anew for each call does.
-            author: who made the change (a tool, node or middleware); given to edits without one.
-            parent: the version that the context was made from. If it is the newest one of a
-                branch, that branch goes on; otherwise a new branch begins. The empty string is
-                none: the context is the first of a branch of its own.
-            branch: the branch to go on with or to begin. Left out: the present one, or what
-                `parent` tells.
-            merged: further versions whose content went into this one, such as the last one of a
-                subagent's branch that was summarised.
+            edits: edits that the caller declares (`Edit.declare`). All others are inferred, and
+                messages and hashes always follow the actual change. A declaration without a
+                matching change is recorded, unless it repeats an edit of an earlier version, as
+                programs do that derive the same change again for each call.
+            author: who made the change (a tool, node or middleware); also set on edits without one.
+            parent: the parent version. If it is the newest one of a branch, the commit extends that
+                branch; otherwise it starts a new one. The empty string means no parent: the
+                version is the first of a new branch.
+            branch: the branch to extend or to start; by default the current one, or that of
+                `parent`.
+            merged: further parents whose content went into this version, such as the last version
+                of a subagent's branch that was summarised.
             checkpoint_id: the agent framework's checkpoint that this context belongs to.
 
         Returns:
@@ -164,9 +164,9 @@ class ContextHistory(HistoryView, TrackedOperations):
             return self._done(drafted, name)
 
     def revert(self, to: Ref | None = None, *, author: str | None = None) -> ContextVersion:
-        """Make the content of an earlier version the present one again, as a new version.
+        """Commit the content of an earlier version again, as a new version.
 
-        Its edits are inferred: which ones take the content back cannot be known beforehand.
+        Its edits are inferred.
 
         Args:
             to: the earlier version; the present one's parent if left out.
@@ -188,7 +188,7 @@ class ContextHistory(HistoryView, TrackedOperations):
         return self._apply(make, author)
 
     def branch(self, name: str, at: Ref | None = None) -> ContextVersion:
-        """Begin a branch at a version, the present one if left out. `checkout` goes there.
+        """Create a branch at a version, by default at `head`. `checkout` switches to it.
 
         Raises:
             ContextError: the name is taken, or there is no such version.
@@ -201,9 +201,9 @@ class ContextHistory(HistoryView, TrackedOperations):
             return version
 
     def checkout(self, ref: Ref) -> ContextVersion:
-        """Go on from the newest version of a branch, or from any version.
+        """Switch to the newest version of a branch, or to any version.
 
-        A commit on a version that is the newest one of no branch begins a branch of its own.
+        A commit on a version that is not the newest one of a branch starts a new branch.
 
         Raises:
             ContextError: there is no such branch or version.
@@ -217,7 +217,7 @@ class ContextHistory(HistoryView, TrackedOperations):
             return version
 
     def refresh(self) -> ContextVersion | None:
-        """Bring `head` up to date with what other writers made of the branch."""
+        """Update `head` to the newest version of the branch, with other writers' commits."""
         with self._lock:
             if self._branch in self.branches():
                 self._head = self.get(self._branch)
@@ -226,12 +226,12 @@ class ContextHistory(HistoryView, TrackedOperations):
             return self._head
 
     def fork(self, thread: str | None = None, *, namespace: str = "") -> ContextHistory:
-        """A history of its own in the same store, with the same versions so far.
+        """Create a new thread in the same store with the versions so far.
 
-        Versions are shared, and what is forgotten in one is forgotten in the other.
+        The threads share versions: text that is forgotten in one is forgotten in the other.
 
         Args:
-            thread: the new thread's name; made up if left out.
+            thread: the new thread's name; generated by default.
             namespace: its namespace.
 
         Raises:
@@ -273,7 +273,7 @@ class ContextHistory(HistoryView, TrackedOperations):
         return self._branch if self._branch in names else next(iter(names), None)
 
     def _place(self, parent: Ref | None, branch: str | None) -> tuple[ContextVersion | None, str]:
-        """The version that a commit follows, and the branch that it goes to."""
+        """The version that a commit follows, and the branch that it extends."""
         heads = self.branches()
         is_detached = self._branch is None and self._head is not None
         if parent == "":
@@ -296,7 +296,7 @@ class ContextHistory(HistoryView, TrackedOperations):
         return base, name
 
     def _read(self, ref: Ref) -> ContextVersion:
-        """As `get`, but a version that is not there (any more) is a conflict."""
+        """As `get`, but a missing version is a conflict."""
         if not isinstance(ref, ContextVersion):
             return self.get(ref)
         version = self.store.load(self.key, ref.id)
@@ -391,7 +391,7 @@ def _name(name: str | None) -> str:
 
 
 def _free_name(like: str | None, taken: Mapping[str, str]) -> str:
-    """A name for a branch that begins by itself."""
+    """A generated name for a new branch."""
     number = 2
     while f"{like or 'main'}-{number}" in taken:
         number += 1

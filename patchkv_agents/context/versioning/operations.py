@@ -1,4 +1,4 @@
-"""Tracked operations: changes of the present version that say what they do."""
+"""Tracked operations: changes of the newest version that declare their edits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from patchkv_agents.errors import ContextError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A list of messages to become the present one, and what its maker says about it.
+    """A new list of messages, with its declared edits.
 
     Attributes:
         messages: the list.
         edits: declared edits.
-        scrubber: takes out secrets, here and in the past where an edit says `forget`.
+        scrubber: removes secrets, also from earlier versions where an edit has `forget`.
         targets: messages whose earlier forms are to be forgotten, as indices into the present
             version; None: those that edits with `forget` name.
         like: gives the tool schemas and template arguments; None: the present version.
@@ -37,19 +37,19 @@ class Change:
 
 
 class TrackedOperations(ABC):
-    """The operations of a history that change its present version.
+    """The operations of a history that change single messages.
 
-    Each makes a new version with a declared edit and returns it, or returns the present version
-    if nothing differs. Each raises `ContextError` if there is no such message, if a name is that of
-    several, or if the result has the wrong shape; and `ConflictError` if another writer has moved
-    the branch on, so that an index might mean another message.
+    Each commits and returns a new version with a declared edit, or returns the current version if
+    nothing changes. Each raises `ContextError` if there is no such message, if a name is ambiguous,
+    or if the result is malformed; and `ConflictError` if another writer has advanced the branch, so
+    that an index could mean another message.
     """
 
     @abstractmethod
     def _apply(
         self, make: Callable[[ContextVersion], Change], author: str | None
     ) -> ContextVersion:
-        """Make a version of what `make` makes of the present one."""
+        """Commit the change that `make` derives from the current version."""
 
     def replace(
         self,
@@ -61,7 +61,7 @@ class TrackedOperations(ABC):
         forget: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> ContextVersion:
-        """Give one message another content.
+        """Replace the content of one message.
 
         Args:
             target: the message's index (from 0), its id, or the tool_call_id it answers.
@@ -96,7 +96,7 @@ class TrackedOperations(ABC):
     def revise(
         self, target: Target, content: str | Sequence[Any], *, author: str | None = None
     ) -> ContextVersion:
-        """Give the message that holds the agent's plan another content."""
+        """Replace the content of the message that holds the agent's plan."""
         return self.replace(target, content, kind=EditKind.REVISE_PLAN, author=author)
 
     def summarize(
@@ -106,7 +106,7 @@ class TrackedOperations(ABC):
         *,
         author: str | None = None,
     ) -> ContextVersion:
-        """Put one message in the place of several that follow each other.
+        """Replace several consecutive messages by one.
 
         Args:
             targets: the messages, as a range of indices or one by one.
@@ -137,7 +137,7 @@ class TrackedOperations(ABC):
         author: str | None = None,
         forget: bool = False,
     ) -> ContextVersion:
-        """Take messages out.
+        """Delete messages.
 
         Args:
             targets: the message, or several.
@@ -158,7 +158,7 @@ class TrackedOperations(ABC):
     def insert(
         self, before: Target, message: Mapping[str, Any] | Message, *, author: str | None = None
     ) -> ContextVersion:
-        """Put a new message before another one; before the number of messages appends it."""
+        """Insert a message before another one; the number of messages as the place appends it."""
 
         def make(version: ContextVersion) -> Change:
             count = len(version.messages)
@@ -191,16 +191,16 @@ class TrackedOperations(ABC):
         secrets: Iterable[str] = (),
         author: str | None = None,
     ) -> ContextVersion:
-        """Take text away that should not have been there.
+        """Remove text that should not have been there.
 
         The messages named get `replacement` as their content and lose reasoning, arguments of
         calls and other fields. All other messages lose each secret, which becomes `[removed]`.
 
-        With `forget`, the text is removed from every version and branch of the thread, from forks
-        of it in the same store, and from the store's files; the new version's `forgotten` says
-        what was removed, and which versions' KV state has seen it. What is removed: see
-        `patchkv_agents.context.versioning.forgetting`. Versions that a program still holds in its
-        memory, and copies of the file made elsewhere, are out of reach.
+        With `forget`, the text is removed from every version and branch of the thread, from its
+        forks in the same store, and from the store's files. The new version's `forgotten` records
+        what was removed and which versions' KV state has seen it. See
+        `patchkv_agents.context.versioning.forgetting` for what is removed. Versions in a program's
+        memory and copies of the file are out of reach.
 
         Args:
             targets: the messages; may be left out if there are secrets.

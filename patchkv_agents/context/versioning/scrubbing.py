@@ -1,4 +1,4 @@
-"""Takes text out of messages and other values."""
+"""Removes text from messages and other values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from patchkv_agents.context.messages import Message, ToolCall
 from patchkv_agents.errors import ContextError
 
 REMOVED = "[removed]"
-"""What stands in the place of removed text."""
+"""Replacement for removed text."""
 
 # A shorter text is part of too many others.
 _SHORTEST_SECRET = 4
 
 
 def emptied(message: Message) -> Message:
-    """The message without what it says: role, name, ids and the names of its calls are left."""
+    """The message without content: only role, name, ids and the names of its calls remain."""
     return Message(
         role=message.role,
         content=REMOVED,
@@ -77,7 +77,7 @@ class Scrubber:
         return text
 
     def frozen(self, value: FrozenJson) -> FrozenJson:
-        """A JSON value without secrets; a number that shows one becomes a text."""
+        """A JSON value without secrets; a number that contains one becomes a string."""
         if self.text(value.text) == value.text:
             return value
         return FrozenJson(to_json(self._value(value.load())))
@@ -129,7 +129,7 @@ class Scrubber:
         )
 
     def _arguments(self, text: str) -> str:
-        """Arguments stay JSON if they were."""
+        """Arguments without secrets; valid JSON stays valid."""
         if self.text(text) == text:
             return text
         try:

@@ -1,4 +1,4 @@
-"""Finds messages by index, by id, or by the tool_call_id that they answer."""
+"""Message targets: looks up messages by index, id, or the tool_call_id they answer."""
 
 from __future__ import annotations
 

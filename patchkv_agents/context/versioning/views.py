@@ -1,4 +1,4 @@
-"""Looks at the versions of a thread."""
+"""Read access to the versions of a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ref = str | ContextVersion
 
 
 class HistoryView:
-    """What can be asked of a history. `ContextHistory` is one that can be changed.
+    """Read-only view of a history; `ContextHistory` adds changes.
 
     Attributes:
         store: where the versions are.
@@ -74,11 +74,11 @@ class HistoryView:
         return version
 
     def show(self, ref: Ref | None = None) -> ContextVersion:
-        """As `get`; the present version if left out."""
+        """As `get`; `head` by default."""
         return self.get(self._present() if ref is None else ref)
 
     def log(self, ref: Ref | None = None) -> tuple[ContextVersion, ...]:
-        """A version, the present one if left out, and those it came from, newest first.
+        """A version (by default `head`) and its ancestors, newest first.
 
         Of a version with several parents, the first one is followed.
         """
@@ -95,11 +95,11 @@ class HistoryView:
         return infer_edits(self.get(old), self.get(new))
 
     def blame(self, target: Target, ref: Ref | None = None) -> tuple[MessageForm, ...]:
-        """Where a message comes from: each form that it had, and the edit that made it.
+        """The origin of a message: each of its forms, and the edit that made it.
 
         Args:
             target: the message's index, its id, or the tool_call_id it answers.
-            ref: the version to look at; the present one if left out.
+            ref: the version to look at; `head` by default.
 
         Returns:
             The present form first, then the earlier ones; for a summary, all messages that went
