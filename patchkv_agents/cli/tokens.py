@@ -19,7 +19,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Model whose tokens are counted: smollm2 (embedded), a folder, a Transformers id, or a "
+        help="Model whose tokens are counted: smollm2 (embedded), a folder, a model id, or a "
         "hosted model such as gpt-4o.",
     ),
 ]
