@@ -10,6 +10,7 @@ from patchkv_agents.context import ContextHistory, ContextVersion, parse_tools
 from patchkv_langchain.conversations import Relation, named_relation
 from patchkv_langchain.graph_steps import GraphStep, StepVersions
 from patchkv_langchain.records import declared_edits
+from patchkv_langgraph.checkpoints import Search
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -48,8 +49,10 @@ class AgentLog:
         shown: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         step: GraphStep | None,
-    ) -> ContextVersion | None:
+    ) -> Search[ContextVersion | None]:
         """Make what the model is shown a version, after the one that it was made from.
+
+        To be run by `asking` or `aasking`.
 
         Args:
             messages, shown: in LangChain's form, and as ours.
@@ -62,37 +65,31 @@ class AgentLog:
         Raises:
             ContextError, HistoryStoreError: it cannot be stored.
         """
+        found: ContextVersion | str | None = None
+        if step is not None:
+            found = yield from self._versions.parent(self.history, step, shown)
         with self._lock:
+            head = self.history.head
+            parent = head if found is None else None if isinstance(found, str) else found
+            if parent is not None and head is not None and parent.id == head.id:
+                parent = head
             schemas = parse_tools(tools)
-            parent = self._parent(shown, step)
             version = self._same(parent, shown, schemas)
             is_new = version is None
             if version is None:
-                head = self.history.head
                 version = self.history.commit(
                     shown,
                     tools=schemas,
                     edits=declared_edits(parent.messages if parent else (), messages, shown=shown),
-                    parent=None if parent is None or parent is head else parent,
+                    parent=None if parent is head else parent or "",
                     checkpoint_id=None if step is None else step.checkpoint,
                 )
-            elif version is not self.history.head:
+            elif version is not head:
                 self.history.checkout(version)
             self.context = shown
             if step is not None:
                 self._versions.note(step, version.id)
             return version if is_new else None
-
-    def _parent(self, shown: Sequence[Message], step: GraphStep | None) -> ContextVersion | None:
-        """The version that a context was made from; None for the first one."""
-        history = self.history
-        head = history.head
-        if head is None or step is None:
-            return head
-        found = self._versions.parent(history, step, shown)
-        if found == "":  # from none: beside what the first version became
-            found = history.version_ids()[0]
-        return head if found in (None, head.id) else history.get(found)
 
     def _same(
         self,
@@ -100,17 +97,16 @@ class AgentLog:
         shown: Sequence[Message],
         tools: tuple[FrozenJson, ...],
     ) -> ContextVersion | None:
-        """The parent or a version made from it, if it has this context: steps may run again."""
-        if parent is None:
-            return None
+        """The parent, or a version made from it, if it has this context: steps may run again."""
         wanted = tuple(shown), tools
-        if (parent.messages, parent.tools) == wanted:
+        if parent is not None and (parent.messages, parent.tools) == wanted:
             return parent
         if parent is self.history.head:
             return None
+        parents = () if parent is None else (parent.id,)
         for version_id in reversed(self.history.version_ids()[-_MAX_COMPARED:]):
             version = self.history.get(version_id)
-            is_child = version.parents[:1] == (parent.id,)
+            is_child = version.parents[:1] == parents
             if is_child and (version.messages, version.tools) == wanted:
                 return version
         return None

@@ -47,7 +47,7 @@ from patchkv_langchain.chat_requests import (
 from patchkv_langchain.chat_threads import chat_threads
 from patchkv_langchain.chat_tokens import prompt_tokens, text_tokens
 from patchkv_langchain.conversations import Conversation
-from patchkv_langchain.graph_steps import GraphStep
+from patchkv_langchain.graph_steps import GraphStep, parent_of
 from patchkv_langchain.notes import served_by
 from patchkv_langchain.records import declared_edits
 
@@ -364,7 +364,7 @@ class ChatPatchKV(BaseChatModel):
             served_by(thread)
             parent = None
             if step is not None:
-                parent = turn.versions.parent(thread.history, step, shown)
+                parent = parent_of(turn.versions, thread.history, step, shown)
             before = thread.base(shown) if parent is None else parent
             old = before.messages if isinstance(before, ContextVersion) else ()
             chunks = self._replies(

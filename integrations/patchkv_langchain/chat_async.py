@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Generator
 from contextvars import copy_context
 from typing import TypeVar, cast
 
+from patchkv_langchain.graph_steps import note_event_loop
+
 T = TypeVar("T")
 
 
@@ -29,6 +31,7 @@ async def iterate_in_thread(iterator: Generator[T, None, None]) -> AsyncIterator
                 ended.set()
 
     def run() -> None:
+        note_event_loop(loop)
         try:
             for item in iterator:
                 if ended.is_set():

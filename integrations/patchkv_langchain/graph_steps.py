@@ -6,14 +6,19 @@ are tasks of one step. The messages alone do not always tell; the graph's checkp
 
 from __future__ import annotations
 
-import time
+import asyncio
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
 from patchkv_agents.errors import ContextError
-from patchkv_langgraph.checkpoints import Address, Link, stored_link
+from patchkv_langgraph.checkpoints import MAX_HOPS, Address, Link, Search, asking, astored_link
+from patchkv_langgraph.tasks import Channels, channels_of
 
 if TYPE_CHECKING:
     from patchkv_agents.context import ContextHistory, ContextVersion, Message
@@ -21,8 +26,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 1024
 """Checkpoints of one conversation whose versions are remembered."""
 
-_MAX_WAIT_S = 0.25  # a checkpoint is saved while the nodes run that start from it
-_INTERVAL_S = 0.005
+_MAX_WAIT_S = 2.0  # for the answer of a saver, while the event loop that it works in is free
 _SEPARATOR = "|"  # between the nodes of LangGraph's checkpoint namespaces
 _TASK_ID = ":"  # between a node and the id of its task
 
@@ -57,12 +61,17 @@ class GraphStep:
     Attributes:
         thread: id of the checkpoints' thread.
         levels: the graphs around the call, the outermost first.
+        start: the checkpoint that the run was told to start from; None for the newest one.
         saver: LangGraph's checkpointer, or None.
+        channels: the innermost graph's state, the same object in all steps of a run; None where
+            it cannot be read.
     """
 
     thread: str
     levels: tuple[GraphLevel, ...]
-    saver: Any
+    start: str | None = None
+    saver: BaseCheckpointSaver[Any] | None = field(default=None, compare=False, repr=False)
+    channels: Channels | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> GraphStep | None:
@@ -80,7 +89,13 @@ class GraphStep:
             for namespace, inner in zip(namespaces, [*namespaces[1:], task], strict=True)
         )
         saver = configurable.get("__pregel_checkpointer")
-        return cls(str(configurable.get("thread_id") or ""), levels, saver or None)
+        return cls(
+            str(configurable.get("thread_id") or ""),
+            levels,
+            (config.get("metadata") or {}).get("checkpoint_id"),
+            saver if isinstance(saver, BaseCheckpointSaver) else None,
+            channels_of(configurable.get("__pregel_read")),
+        )
 
     @property
     def checkpoint(self) -> str:
@@ -112,28 +127,28 @@ class GraphStep:
 
 
 class StepVersions:
-    """The versions of one conversation by the step that made them. Used by one call at a time."""
+    """The versions of one conversation by the step that made them."""
 
     def __init__(self) -> None:
         # By checkpoint and task, the ids of the versions.
         self._versions: OrderedDict[str, dict[str, list[str]]] = OrderedDict()
+        self._checkpoints: list[str] = []  # the same, sorted: ids follow the time
+        self._last: GraphStep | None = None
         self._was_read = False
-        self._is_silent = False  # checkpoints were waited for in vain
 
     def note(self, step: GraphStep, version: str) -> None:
         """A version was made, or answered again."""
+        self._last = step
         for level in step.levels:
-            tasks = self._versions.setdefault(level.checkpoint, {})
-            versions = tasks.setdefault(level.task, [])
-            if version not in versions:
-                versions.append(version)
+            self._add(level.checkpoint, level.task, version)
         while len(self._versions) > MAX_STEPS:
-            self._versions.popitem(last=False)
+            checkpoint, _ = self._versions.popitem(last=False)
+            self._checkpoints.remove(checkpoint)
 
     def parent(
         self, history: ContextHistory, step: GraphStep, messages: Sequence[Message]
-    ) -> ContextVersion | str | None:
-        """The version that a context was made from.
+    ) -> Search[ContextVersion | str | None]:
+        """Search for the version that a context was made from. To be run by `asking`.
 
         Returns:
             A version; the empty string for none at all; None if nothing tells.
@@ -148,41 +163,76 @@ class StepVersions:
             return _nearest(history, tasks[task], messages)
         if not tasks and messages[: len(head.messages)] == head.messages:
             return head
-        is_whole = True
+        if (before := self._step_before(step)) is not None:
+            return _nearest(history, before, messages)
         for level in reversed(step.levels):
             own = self._versions.get(level.checkpoint, {}).get(level.task)
             if own and level is not step.levels[-1]:
                 return _nearest(history, own, messages)
-            is_whole = False
-            for checkpoint in self._ancestors(step, level):
-                if checkpoint is None:
-                    is_whole = True
-                elif versions := self._versions.get(checkpoint):
-                    newest = [versions[-1] for versions in versions.values()]
-                    return _nearest(history, newest, messages)
-            if not is_whole:
+            versions = yield from self._ancestors(step, level)
+            if versions:
+                return _nearest(history, versions, messages)
+            if versions is None:
                 break
-        if is_whole and not step.is_nested:
-            return ""
+        else:
+            if not step.is_nested:
+                return ""
         siblings = [versions[0] for versions in tasks.values()]
         if not siblings:
             return None
         parents = history.get(min(siblings)).parents
         return history.get(parents[0]) if parents else ""
 
-    def _ancestors(self, step: GraphStep, level: GraphLevel) -> Iterator[str | None]:
-        """The checkpoints before one of a graph, newest first; None behind the thread's first."""
-        checkpoint: str | None = level.checkpoint
-        is_first = level is step.levels[-1]
-        until = time.monotonic() + (_MAX_WAIT_S if is_first and not self._is_silent else 0.0)
-        while checkpoint is not None:
-            link = _link(step, level.namespace, checkpoint, until)
-            if is_first and checkpoint == level.checkpoint:
-                self._is_silent = link is None
+    def _step_before(self, step: GraphStep) -> list[str] | None:
+        """The versions of the last call, if that was in an earlier step of the same run."""
+        last = self._last
+        if last is None or last.channels is None or last.channels is not step.channels:
+            return None
+        level = last.levels[-1]
+        if level.checkpoint >= step.checkpoint:
+            return None
+        return self._versions.get(level.checkpoint, {}).get(level.task)
+
+    def _ancestors(self, step: GraphStep, level: GraphLevel) -> Search[list[str] | None]:
+        """The versions at the nearest checkpoint before one of a graph that has any.
+
+        Returns:
+            None if that cannot be known; none at all if there is no earlier checkpoint.
+        """
+        thread, namespace, below = step.thread, level.namespace, level.checkpoint
+        if step.saver is None:
+            return None
+        link = yield Address(thread, namespace, below)
+        if link is None:  # not saved yet, or only at the end of the run
+            start = None if namespace else step.start
+            link = yield Address(thread, namespace, start)
             if link is None:
-                return
-            checkpoint, until = link.parent, 0.0
-            yield checkpoint
+                return None if start else []
+            if link.checkpoint > below:
+                return None
+            if versions := self._newest(link.checkpoint):
+                return versions
+            below = link.checkpoint
+        for _ in range(MAX_HOPS):
+            if link is None:
+                return None
+            # Runs that save only at their end leave no checkpoints of their steps.
+            between = below if link.source == "loop" else None
+            if versions := self._newest(link.parent or "", between):
+                return versions
+            if link.parent is None:
+                return []
+            below = link.parent
+            link = yield Address(thread, namespace, below)
+        return None
+
+    def _newest(self, checkpoint: str, below: str | None = None) -> list[str]:
+        """The newest version of each task at a checkpoint, or between it and a later one."""
+        if checkpoint not in self._versions and below is not None:
+            place = bisect_left(self._checkpoints, below) - 1
+            if place >= 0 and self._checkpoints[place] > checkpoint:
+                checkpoint = self._checkpoints[place]
+        return [versions[-1] for versions in self._versions.get(checkpoint, {}).values()]
 
     def _read(self, history: ContextHistory) -> None:
         """Learn of what an earlier process has made."""
@@ -192,18 +242,54 @@ class StepVersions:
         for version_id in history.version_ids()[-MAX_STEPS:]:
             checkpoint = history.get(version_id).checkpoint_id
             if checkpoint is not None:
-                tasks = self._versions.setdefault(checkpoint, {})
-                tasks.setdefault("", []).append(version_id)
+                self._add(checkpoint, "", version_id)
+
+    def _add(self, checkpoint: str, task: str, version: str) -> None:
+        if checkpoint not in self._versions:
+            self._versions[checkpoint] = {}
+            insort(self._checkpoints, checkpoint)
+        versions = self._versions[checkpoint].setdefault(task, [])
+        if version not in versions:
+            versions.append(version)
 
 
-def _link(step: GraphStep, namespace: str, checkpoint: str, until: float) -> Link | None:
-    if step.saver is None:
-        return None
+_event_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
+    "patchkv_event_loop", default=None
+)
+
+
+def note_event_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Say which loop waits, without being blocked, for what runs in this context."""
+    _event_loop.set(loop)
+
+
+def parent_of(
+    versions: StepVersions,
+    history: ContextHistory,
+    step: GraphStep,
+    messages: Sequence[Message],
+) -> ContextVersion | str | None:
+    """Run `StepVersions.parent` in a thread that may block.
+
+    A saver that works in the event loop which waits for this thread is asked there.
+    """
+    search = versions.parent(history, step, messages)
+    loop = _event_loop.get()
+    if loop is None or step.saver is None:
+        return asking(search, step.saver)
+    link: Link | None = None
     while True:
-        link = stored_link(step.saver, Address(step.thread, namespace, checkpoint))
-        if link is not None or time.monotonic() >= until:
-            return link
-        time.sleep(_INTERVAL_S)
+        try:
+            address = search.send(link)
+        except StopIteration as end:
+            found: ContextVersion | str | None = end.value
+            return found
+        answer = asyncio.run_coroutine_threadsafe(astored_link(step.saver, address), loop)
+        try:
+            link = answer.result(_MAX_WAIT_S)
+        except Exception:  # the loop was stopped, or the saver failed: nothing tells
+            answer.cancel()
+            link = None
 
 
 def _nearest(

@@ -22,7 +22,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command
 from typing_extensions import NotRequired
 
-from patchkv_agents.context import ContextHistory, ContextVersion, ThreadKey, from_langchain
+from patchkv_agents.context import ContextHistory, ThreadKey, from_langchain
 from patchkv_agents.errors import InputError, PatchKVError
 from patchkv_langchain.agent_threads import RUN, AgentThreads, run_config, runtime_key
 from patchkv_langchain.events import adispatch_reply, dispatch_reply
@@ -138,7 +138,10 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         key, is_new = _named(request)
         with model_call(self._notes(request, key)) as call, showing(call):
             answer = handler(request)
-            version = self._answered(request, key, call)
+            version = None
+            if not self._is_served(request, key, call):
+                messages = self._shown(request, call)
+                version = self._tracker.commit(key, messages, request.tools, run_config())
             if version is not None:
                 dispatch_reply(None, version.edits, version.id)
         return _with_run(answer, key) if is_new else answer
@@ -150,7 +153,10 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         key, is_new = _named(request)
         with model_call(self._notes(request, key)) as call, showing(call):
             answer = await handler(request)
-            version = await asyncio.to_thread(self._answered, request, key, call)
+            version = None
+            if not self._is_served(request, key, call):
+                messages = self._shown(request, call)
+                version = await self._tracker.acommit(key, messages, request.tools, run_config())
             if version is not None:
                 await adispatch_reply(None, version.edits, version.id)
         return _with_run(answer, key) if is_new else answer
@@ -188,20 +194,23 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         # The last one counts: what single middlewares did says more than both ends.
         return (*notes, *known.notes)
 
-    def _answered(
-        self, request: ModelRequest[Any], key: ThreadKey, call: ModelCall
-    ) -> ContextVersion | None:
-        """Remember who answered. The version, if that was a model which keeps none."""
+    def _is_served(self, request: ModelRequest[Any], key: ThreadKey, call: ModelCall) -> bool:
+        """Whether a thread of an engine has answered, which keeps the versions; remember it."""
+        if call.thread is None:
+            return False
+        self._shown(request, call)
+        self._threads.of(key).serve(_run_of(request.runtime), call.thread)
+        return True
+
+    def _shown(self, request: ModelRequest[Any], call: ModelCall) -> list[BaseMessage]:
+        """The messages that the model was shown."""
         messages: list[BaseMessage] = list(request.messages)
         if request.system_message is not None:
             messages.insert(0, request.system_message)
-        if call.shown is not None:
-            self._tracker.check_place(messages, call.shown)
-            messages = list(call.shown)
-        if call.thread is not None:
-            self._threads.of(key).serve(_run_of(request.runtime), call.thread)
-            return None
-        return self._tracker.commit(key, messages, request.tools, run_config())
+        if call.shown is None:
+            return messages
+        self._tracker.check_place(messages, call.shown)
+        return list(call.shown)
 
     def _suspend(self, request: ToolCallRequest) -> None:
         key = runtime_key(request.runtime, request.state)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,30 +12,21 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tracers.context import register_configure_hook
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from patchkv_agents.context import ContextVersion, ThreadKey, from_langchain
+from patchkv_agents.context import ContextVersion, Message, ThreadKey, from_langchain
+from patchkv_agents.errors import ContextError
 from patchkv_langchain.agent_threads import AgentThreads, agent_key, run_config
 from patchkv_langchain.events import dispatch_reply
 from patchkv_langchain.graph_steps import GraphStep
 from patchkv_langchain.notes import ModelCall, current_call, serving
+from patchkv_langgraph.checkpoints import Search, aasking, asking
+from patchkv_langgraph.notices import warn
+from patchkv_langgraph.recordable import recordable, without_repeated_ids
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
+    from langgraph.checkpoint.base import BaseCheckpointSaver
 
     from patchkv_langchain.notes import ServingThread
-
-_LOG = logging.getLogger(__name__)
-
-
-class TrackingWarning(UserWarning):
-    """Something of what an agent does to its context is not recorded, or not rightly."""
-
-
-def warn(text: str) -> None:
-    """Issue a `TrackingWarning`; where warnings are errors, it is logged, so that runs go on."""
-    try:
-        warnings.warn(text, TrackingWarning, stacklevel=2)
-    except TrackingWarning:
-        _LOG.warning("%s", text)
 
 
 class Tracker:
@@ -97,11 +87,49 @@ class Tracker:
         """
         version = None
         with self.guarding(f"the messages of {key}"):
-            shown = from_langchain(messages, keep="shown")
-            step = GraphStep.of(config)
-            log = self._threads.log(key, shown, step)
-            version = log.commit(messages, shown, self._schemas(key, tools), step)
+            version = asking(*self._committing(key, messages, tools, config))
         return version
+
+    async def acommit(
+        self,
+        key: ThreadKey,
+        messages: Sequence[BaseMessage],
+        tools: Sequence[Any],
+        config: Mapping[str, Any],
+    ) -> ContextVersion | None:
+        """As `commit`, in asynchronous code: the store is used in another thread."""
+        version = None
+        with self.guarding(f"the messages of {key}"):
+            committing = asyncio.to_thread(self._committing, key, messages, tools, config)
+            version = await aasking(*await committing)
+        return version
+
+    def _committing(
+        self,
+        key: ThreadKey,
+        messages: Sequence[BaseMessage],
+        tools: Sequence[Any],
+        config: Mapping[str, Any],
+    ) -> tuple[Search[ContextVersion | None], BaseCheckpointSaver[Any] | None]:
+        """What commits the messages, and the saver that it asks."""
+        shown = self._values(key, messages)
+        step = GraphStep.of(config)
+        log = self._threads.log(key, shown, step)
+        committing = log.commit(messages, shown, self._schemas(key, tools), step)
+        return committing, None if step is None else step.saver
+
+    def _values(self, key: ThreadKey, messages: Sequence[BaseMessage]) -> Sequence[Message]:
+        """The messages as a history can store them."""
+        try:
+            return from_langchain(messages, keep="shown")
+        except ContextError:
+            if self._on_error == "raise":
+                raise
+        values, problems = zip(*map(recordable, messages), strict=True)
+        shown, problem = without_repeated_ids(values)
+        found = ", ".join(dict.fromkeys(each for each in (*problems, problem) if each))
+        warn(f"the messages of {key} are recorded with replacements: {found}")
+        return shown
 
     def check_place(self, expected: Sequence[BaseMessage], shown: Sequence[BaseMessage]) -> None:
         """Warn once where a middleware behind this one changes the messages."""

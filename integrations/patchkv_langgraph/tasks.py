@@ -84,7 +84,7 @@ class NodeTask:
             scope,
             start=None if namespace else metadata.get("checkpoint_id"),
             saver=saver if isinstance(saver, BaseCheckpointSaver) else None,
-            channels=_channels(configurable.get("__pregel_read")),
+            channels=channels_of(configurable.get("__pregel_read")),
         )
 
     def has_key(self, key: str) -> bool | None:
@@ -99,7 +99,7 @@ class NodeTask:
             return None
 
 
-def _channels(read: Any) -> Channels | None:
+def channels_of(read: Any) -> Channels | None:
     """The channels behind the function that LangGraph gives tasks to read the state with."""
     if isinstance(read, partial):
         for argument in read.args:

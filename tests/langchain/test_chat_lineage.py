@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 
@@ -48,7 +51,7 @@ def recovery(message: BaseMessage) -> Any:
     return message.response_metadata["recovery"]
 
 
-@pytest.mark.parametrize("durability", ["async", "sync"])
+@pytest.mark.parametrize("durability", ["async", "sync", "exit"])
 def test_a_fork_is_told_from_an_edit_of_the_last_message(
     chat_engine: Engine, durability: Any
 ) -> None:
@@ -168,3 +171,29 @@ def _default() -> Any:
     from patchkv_agents.recovery import RecoveryPolicy
 
     return RecoveryPolicy.default()
+
+
+def test_a_saver_in_the_event_loop_tells_of_forks(chat_engine: Engine, tmp_path: Path) -> None:
+    """It can only be asked in the loop, where the call of the model does not run."""
+    model = ChatPatchKV(engine=chat_engine, policy="default", max_tokens=4)
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke([SYSTEM, *state["messages"]])]}
+
+    async def turns() -> Any:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "graph.db")) as saver:
+            builder = StateGraph(MessagesState)
+            builder.add_node(answer)
+            builder.add_edge(START, "answer")
+            graph = builder.compile(checkpointer=saver)
+            config: Any = {"configurable": {"thread_id": "t"}}
+            await graph.ainvoke({"messages": [HumanMessage("Read this. " + PAGE)]}, config)
+            early = (await graph.aget_state(config)).config
+            await graph.ainvoke({"messages": [HumanMessage("Go left. " + PAGE)]}, config)
+            return await graph.ainvoke({"messages": [HumanMessage("Go right. " + PAGE)]}, early)
+
+    forked = asyncio.run(turns())["messages"][-1]
+    thread = thread_of(chat_engine)
+    first, left, right = map(thread.history.get, thread.history.version_ids())
+    assert parent(thread, left) == parent(thread, right) == first.id
+    assert recovery(forked)["is_exact"] and recovery(forked)["restored"] == 0

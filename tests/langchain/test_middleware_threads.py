@@ -19,7 +19,7 @@ from langgraph.types import Send
 from patchkv_agents.context import ContextHistory, MemoryHistoryStore, ThreadKey
 from patchkv_agents.errors import InputError
 from patchkv_langchain import ChatPatchKV, PatchKVMiddleware
-from patchkv_langchain.tracking import TrackingWarning
+from patchkv_langgraph.notices import TrackingWarning
 from tests.langchain.agents import ScriptedModel, look, looking, middle_edits, saying
 from tests.langchain.test_middleware import CLEARS, GO, THREAD, clearing, run
 
@@ -285,11 +285,15 @@ def test_a_store_that_fails_does_not_end_the_run(how: str) -> None:
 @pytest.mark.parametrize("content", ["half an emoji \ud83d", [{"type": "text", "text": {1, 2}}]])
 def test_messages_that_cannot_be_stored_do_not_end_the_run(content: Any) -> None:
     patchkv = PatchKVMiddleware()
-    agent = create_agent(answers(), [], middleware=patchkv.instrument([clearing()]))
+    agent = create_agent(
+        answers(), [], middleware=patchkv.instrument([clearing()]), checkpointer=InMemorySaver()
+    )
     odd = HumanMessage("x")
     odd.content = content
-    with pytest.warns(TrackingWarning):
-        assert agent.invoke({"messages": [odd]})["messages"][-1].text == "Answer 0."
+    with pytest.warns(TrackingWarning, match="with replacements"):
+        assert agent.invoke({"messages": [odd]}, THREAD)["messages"][-1].text == "Answer 0."
+    (version,) = patchkv.history_of("t").log()
+    assert len(version.messages) == 1
 
 
 def test_a_middleware_behind_it_is_pointed_out_once() -> None:
