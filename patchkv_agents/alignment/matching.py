@@ -108,21 +108,21 @@ def _aligned(old: Ints, new: Ints, k: int, prefix: int, anchored: list[Run]) -> 
     """Runs and hunks; `anchored` are runs after the prefix that are part of every result."""
     suffix = _equal_behind(old[prefix:], new[prefix:])
     runs = [Run(0, 0, prefix)] if prefix else []
-    kept = suffix
+    fixed = suffix
     if prefix + suffix < min(len(old), len(new)):
         # The first tokens of the suffix stay in play: a run may be worth more than they are. So
         # do those that an anchor gives to another copy.
-        kept -= min(suffix, 2 * k)
+        fixed -= min(suffix, 2 * k)
         for run in anchored:
             if run.shift != len(new) - len(old):
-                kept = min(kept, len(old) - run.old_stop, len(new) - run.new_stop)
-        gap = prefix, len(old) - kept, prefix, len(new) - kept
+                fixed = min(fixed, len(old) - run.old_stop, len(new) - run.new_stop)
+        gap = prefix, len(old) - fixed, prefix, len(new) - fixed
         anchored = _grow(old, new, list(_inside(anchored, gap, k)), gap)
         gaps = _gaps_around(anchored, gap)
-        runs += anchored + _interior_runs(old, new, k, gaps, corner=suffix - kept)
+        runs += anchored + _interior_runs(old, new, k, gaps, corner=suffix - fixed)
         runs.sort(key=lambda run: run.old_start)
-    if kept:
-        runs.append(Run(len(old) - kept, len(new) - kept, kept))
+    if fixed:
+        runs.append(Run(len(old) - fixed, len(new) - fixed, fixed))
     final = _tidy(old, new, runs)
     hunks = hunks_between(final, len(old), len(new))
     return Alignment(len(old), len(new), final, hunks)
@@ -148,9 +148,9 @@ def _interior_runs(old: Ints, new: Ints, k: int, regions: Sequence[_Gap], corner
         old_lo, old_hi, new_lo, new_hi = gap
         tokens_left -= old_hi - old_lo + new_hi - new_lo + _GAP_COST
         limit = max(_MIN_SEGMENTS, min(_MAX_SEGMENTS, isqrt(chain_left)))
-        found = find_segments(old[old_lo:old_hi], new[new_lo:new_hi], k, limit)
-        rows = found.old_start, found.new_start, found.length
-        shortest = np.full(len(found.length), k, dtype=np.int64)
+        segments = find_segments(old[old_lo:old_hi], new[new_lo:new_hi], k, limit)
+        rows = segments.old_start, segments.new_start, segments.length
+        shortest = np.full(len(segments.length), k, dtype=np.int64)
         end = min(corner, old_hi - old_lo, new_hi - new_lo) if gap == regions[-1] else 0
         if end:
             place = old_hi - old_lo - end, new_hi - new_lo - end
@@ -159,7 +159,7 @@ def _interior_runs(old: Ints, new: Ints, k: int, regions: Sequence[_Gap], corner
         chosen = [Run(old_lo + o, new_lo + n, size) for o, n, size in best_chain(*rows, shortest)]
         grown = _grow(old, new, chosen, gap)
         runs += grown
-        if not found.complete and grown:
+        if not segments.complete and grown:
             gaps += [inner for inner in _gaps_around(grown, gap) if _is_wide(inner, k)]
     return runs
 

@@ -34,11 +34,13 @@ def find_moves(
     # No token looks like the borders (-1, then -2): what is found never reaches over one.
     olds = np.where(old_at >= 0, old[old_at], _border(old, new))
     news = np.where(new_at >= 0, new[new_at], _border(old, new) - 1)
-    found = find_segments(olds, news, shortest, _MAX_SEGMENTS)
+    segments = find_segments(olds, news, shortest, _MAX_SEGMENTS)
     old_free, new_free = np.ones(len(olds), dtype=bool), np.ones(len(news), dtype=bool)
     moves = []
-    for at in np.argsort(-found.length, kind="stable").tolist():
-        o, n, size = (int(row[at]) for row in (found.old_start, found.new_start, found.length))
+    for at in np.argsort(-segments.length, kind="stable").tolist():
+        o, n, size = (
+            int(row[at]) for row in (segments.old_start, segments.new_start, segments.length)
+        )
         offset, size = _longest_free(old_free[o : o + size] & new_free[n : n + size])
         o, n = o + offset, n + offset
         if size < shortest or not np.array_equal(olds[o : o + size], news[n : n + size]):

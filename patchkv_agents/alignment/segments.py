@@ -91,10 +91,10 @@ def _equal_kgrams(old: Ints, new: Ints, k: int) -> tuple[Ints, Ints, bool]:
     bits = np.uint64(max(len(old), len(new)).bit_length())
     old_pos, old_value, old_first, old_count = _grouped(kgram_hashes(old, k), bits)
     new_pos, new_value, new_first, new_count = _grouped(kgram_hashes(new, k), bits)
-    found = np.searchsorted(new_value, old_value)
-    found[found == len(new_value)] = 0
-    shared = np.flatnonzero(new_value[found] == old_value)
-    of_new = found[shared]
+    places = np.searchsorted(new_value, old_value)
+    places[places == len(new_value)] = 0
+    shared = np.flatnonzero(new_value[places] == old_value)
+    of_new = places[shared]
     groups = np.stack(
         [old_first[shared], old_count[shared], new_first[of_new], new_count[of_new]], axis=1
     )

@@ -86,8 +86,8 @@ class BlockMap:
                 any unit; zero where none was measured.
             share: of each block's tokens that ran, float32 `[blocks]`.
         """
-        known, kept = fresh.any(axis=1), self.mass.any(axis=1)
-        weight: Mass = np.where(known & kept, share, known).astype(np.float32)[:, None]
+        measured, present = fresh.any(axis=1), self.mass.any(axis=1)
+        weight: Mass = np.where(measured & present, share, measured).astype(np.float32)[:, None]
         mass: Mass = weight * _normalised(fresh) + (1 - weight) * self.mass
         return BlockMap(self.block_size, mass)
 

@@ -97,13 +97,13 @@ class Checkpoint:
         their scales were computed over other rows too; so are the scores, which later tokens gave,
         and the block map's row of a block that is cut.
         """
-        kept = [
+        usable = [
             extent
             for extent in self.stored_at(np.arange(min(tokens, len(self))))
             if not extent.payload.format.is_quantised
         ]
-        shared = [payload for payload, used in used_rows([kept]).items() if not used.all()]
-        (extents,) = repacked([kept], shared)
+        shared = [payload for payload, used in used_rows([usable]).items() if not used.all()]
+        (extents,) = repacked([usable], shared)
         return Checkpoint(
             token_ids=self.token_ids[:tokens].copy(),
             origins=self.origins[:tokens].copy(),

@@ -97,25 +97,25 @@ def moved_extents(extents: Sequence[Extent], source: IntArray) -> tuple[Extent, 
     """
     if not extents:
         return ()
-    wanted = np.flatnonzero(source >= 0)
-    old = source[wanted]
+    targets = np.flatnonzero(source >= 0)
+    old = source[targets]
     starts = np.array([extent.position for extent in extents])
     stops = np.array([extent.stop for extent in extents])
-    found = np.searchsorted(starts, old, side="right") - 1
-    held = (found >= 0) & (old < stops[found])
-    wanted, old, found = wanted[held], old[held], found[held]
-    if not len(wanted):
+    owners = np.searchsorted(starts, old, side="right") - 1
+    is_stored = (owners >= 0) & (old < stops[owners])
+    targets, old, owners = targets[is_stored], old[is_stored], owners[is_stored]
+    if not len(targets):
         return ()
     # Rows that follow each other in both versions and in one extent move together.
-    breaks = (np.diff(wanted) != 1) | (np.diff(old) != 1) | (np.diff(found) != 0)
+    breaks = (np.diff(targets) != 1) | (np.diff(old) != 1) | (np.diff(owners) != 0)
     firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    lengths = np.diff(np.append(firsts, len(wanted)))
+    lengths = np.diff(np.append(firsts, len(targets)))
     moved = []
     for index, start, length, position in zip(
-        found[firsts].tolist(),
+        owners[firsts].tolist(),
         old[firsts].tolist(),
         lengths.tolist(),
-        wanted[firsts].tolist(),
+        targets[firsts].tolist(),
         strict=True,
     ):
         moved.append(replace(extents[index].part(start, start + length), position=position))

@@ -124,10 +124,10 @@ def offload(
             channels = _channels(extents) if channels is None else channels
             encoded += extents
     anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
-    kept = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
+    unchanged = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
     tail = store_rows(shards, ~stored & ~anew, rope)
     return replace(
-        checkpoint.with_extents((*kept, *encoded, *tail)),
+        checkpoint.with_extents((*unchanged, *encoded, *tail)),
         origins=_origins(checkpoint.origins, encoded, shards[0].keys.dtype),
     )
 

@@ -58,9 +58,9 @@ class OverlapIndex:
         covered = np.zeros(len(token_ids), dtype=np.uint32)
         grams = _grams(token_ids)
         if len(grams) and len(self._grams):
-            found = np.searchsorted(self._grams, grams)
-            found[found == len(self._grams)] = 0
-            owners = np.where(self._grams[found] == grams, self._owners[found], np.uint32(0))
+            places = np.searchsorted(self._grams, grams)
+            places[places == len(self._grams)] = 0
+            owners = np.where(self._grams[places] == grams, self._owners[places], np.uint32(0))
             for offset in range(SHORTEST):
                 covered[offset : offset + len(owners)] |= owners
         bounds = []

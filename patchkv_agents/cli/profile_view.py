@@ -61,10 +61,10 @@ def show_profile(console: Console, profile: Profile) -> None:
             console.print(f"  {line}")
         if policy.window_model is not None:
             _show_windows(console, policy)
-    for name, found in profile.fit.items():
+    for name, figures in profile.fit.items():
         if name != "calibration_tasks":
             console.print("\n" + escaped(f"{_words(name).capitalize()}:"))
-            _show_figures(console, found)
+            _show_figures(console, figures)
     console.print("")
     if profile.validation is not None:
         show_validation(console, profile.validation)
@@ -164,27 +164,29 @@ def _show_windows(console: Console, policy: RecoveryPolicy) -> None:
     print_table(console, headers, lines)
 
 
-def _show_figures(console: Console, found: Any, indent: int = 2) -> None:
+def _show_figures(console: Console, figures: Any, indent: int = 2) -> None:
     """Whatever was fitted: figures by name as lines, lists of equal objects as tables."""
-    if isinstance(found, Mapping):
-        for name, value in found.items():
+    if isinstance(figures, Mapping):
+        for name, value in figures.items():
             if _is_plain(value):
                 console.print(" " * indent + escaped(f"{_words(name)}: {_plain(value)}"))
             else:
                 console.print(" " * indent + escaped(f"{_words(name)}:"))
                 _show_figures(console, value, indent + 2)
-    elif isinstance(found, list) and found and all(isinstance(each, Mapping) for each in found):
+    elif (
+        isinstance(figures, list) and figures and all(isinstance(each, Mapping) for each in figures)
+    ):
         console.width = max(console.width, _TABLE_WIDTH)
-        fields = dict.fromkeys(key for each in found for key in each)
-        headers = [key for key in fields if all(_is_plain(each.get(key)) for each in found)]
+        fields = dict.fromkeys(key for each in figures for key in each)
+        headers = [key for key in fields if all(_is_plain(each.get(key)) for each in figures)]
         lines = [
-            [escaped(_plain(each.get(key, ""))) for key in headers] for each in found[:_MAX_LINES]
+            [escaped(_plain(each.get(key, ""))) for key in headers] for each in figures[:_MAX_LINES]
         ]
         print_table(console, [escaped(_words(key)) for key in headers], lines)
-        if len(found) > _MAX_LINES:
-            console.print(" " * indent + f"and {len(found) - _MAX_LINES} more: see --json")
+        if len(figures) > _MAX_LINES:
+            console.print(" " * indent + f"and {len(figures) - _MAX_LINES} more: see --json")
     else:
-        console.print(" " * indent + escaped(_plain(found)))
+        console.print(" " * indent + escaped(_plain(figures)))
 
 
 def _is_plain(value: Any) -> bool:

@@ -38,13 +38,13 @@ def show(
     from patchkv_agents.cli.version_view import print_version, version_document
 
     with open_thread(database, thread, namespace) as reader:
-        found = reader.version(version)
+        selected = reader.version(version)
         if as_json:
-            typer.echo(json.dumps(version_document(reader, found, contents=True)))
+            typer.echo(json.dumps(version_document(reader, selected, contents=True)))
             return
         console = new_console()
-        print_version(console, reader, found)
-        _print_contents(console, found, None if full else _EXCERPT)
+        print_version(console, reader, selected)
+        _print_contents(console, selected, None if full else _EXCERPT)
 
 
 def _print_contents(console: Console, version: ContextVersion, limit: int | None) -> None:

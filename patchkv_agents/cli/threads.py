@@ -48,14 +48,14 @@ class ThreadReader:
         """
         if name in self.branches:
             return self._load(self.branches[name])
-        found = [name] if name in self.ids else []
-        if not found and name:
-            found = [id for id in self.ids if id.startswith(name) or id.endswith(name)]
-        if len(found) == 1:
-            return self._load(found[0])
-        if found:
+        matches = [name] if name in self.ids else []
+        if not matches and name:
+            matches = [id for id in self.ids if id.startswith(name) or id.endswith(name)]
+        if len(matches) == 1:
+            return self._load(matches[0])
+        if matches:
             raise InputError(
-                f"{len(found)} versions of thread {self.name} begin or end with {name!r}: give "
+                f"{len(matches)} versions of thread {self.name} begin or end with {name!r}: give "
                 "more of the id"
             )
         raise InputError(
@@ -83,9 +83,9 @@ class ThreadReader:
         wanted = {version.id}
         for id in reversed(self.ids):
             if id in wanted:
-                found = self._load(id)
-                wanted.update(found.parents)
-                yield found
+                ancestor = self._load(id)
+                wanted.update(ancestor.parents)
+                yield ancestor
 
     def all(self) -> Iterator[ContextVersion]:
         """All versions, newest first."""

@@ -161,18 +161,18 @@ def _unseen(profile: Profile, read: Callable[[int | None], PairSet], limit: int 
 
     if limit is None:
         return unseen(profile, read(None))
-    most, before = 2 * limit, -1  # about half of them is left out
+    limit_read, count_before = 2 * limit, -1  # about half of them is left out
     while True:
-        pairs = read(most)
-        is_all = len(pairs.pairs) == before
+        pairs = read(limit_read)
+        is_all = len(pairs.pairs) == count_before
         try:
-            left = unseen(profile, pairs).first(limit)
+            remaining = unseen(profile, pairs).first(limit)
         except InputError:
             if is_all:
                 raise
         else:
-            found = Counter((pair.dataset, pair.kind) for pair in left.pairs)
+            counts = Counter((pair.dataset, pair.kind) for pair in remaining.pairs)
             kinds = {(pair.dataset, pair.kind) for pair in pairs.pairs}
-            if is_all or all(found[kind] >= limit for kind in kinds):
-                return left
-        most, before = 2 * most, len(pairs.pairs)
+            if is_all or all(counts[kind] >= limit for kind in kinds):
+                return remaining
+        limit_read, count_before = 2 * limit_read, len(pairs.pairs)

@@ -126,14 +126,14 @@ class BlobCheckpointStore:
         """As `load`, but returns while payload parts are on their way, first layers first."""
         deadline = time.monotonic() + self._load_timeout_s
         try:
-            found = self._find(key, deadline)
+            entry = self._find(key, deadline)
         except CheckpointError:
             self._counts["misses"] += 1
             raise
-        if found is None:
+        if entry is None:
             self._counts["misses"] += 1
             return None
-        manifest, arrays = found
+        manifest, arrays = entry
         folder = names.folder_of(key)
         payloads: list[Payload] = []
         jobs: list[tuple[int, Callable[[], None]]] = []
@@ -168,14 +168,14 @@ class BlobCheckpointStore:
         """The stored versions of a thread whose manifests can be read, longest unused first."""
         scope = CheckpointKey(fingerprint or "", tenant, thread, namespace, "")
         infos = self._blobs.list_blobs(names.folder_of(scope))
-        found = [
+        in_scope = [
             info
             for info in infos
             if names.is_manifest_in_scope_of(scope, info.name)
             or (fingerprint is None and names.is_manifest(info.name))
         ]
-        found.sort(key=lambda info: info.modified_s)
-        manifests = read_manifests(self._blobs, self._pool, [info.name for info in found])
+        in_scope.sort(key=lambda info: info.modified_s)
+        manifests = read_manifests(self._blobs, self._pool, [info.name for info in in_scope])
         keys = [manifest.key for manifest in manifests.values() if manifest is not None]
         return [key for key in keys if key.namespace == namespace]
 

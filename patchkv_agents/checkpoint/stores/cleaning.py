@@ -106,30 +106,30 @@ class Cleaner:
         staying = {name: m for name, m in manifests.items() if name not in evicted}
         leaving = [m for name, m in manifests.items() if name in evicted and m is not None]
         self.evictions += len(manifests) - len(staying)
-        doomed = {*evicted}
+        unwanted = {*evicted}
         if None not in staying.values():  # else nobody knows what that one refers to
             now = time.time()
-            doomed |= {name for manifest in leaving for name in names.blobs_of(manifest)}
-            doomed |= {info.name for info in infos if now - info.modified_s >= self._grace_s}
-        return self._remove(infos, staying, doomed)
+            unwanted |= {name for manifest in leaving for name in names.blobs_of(manifest)}
+            unwanted |= {info.name for info in infos if now - info.modified_s >= self._grace_s}
+        return self._remove(infos, staying, unwanted)
 
     def _remove(
         self,
         infos: Iterable[BlobInfo],
         staying: Mapping[str, Manifest | None],
-        doomed: Collection[str],
+        unwanted: Collection[str],
     ) -> int:
         """Delete those of `doomed` to which no staying version refers; gives their bytes."""
-        kept = set(staying)
+        referenced = set(staying)
         for manifest in staying.values():
             if manifest is not None:
-                kept |= set(names.blobs_of(manifest))
-        gone = [info for info in infos if info.name in doomed and info.name not in kept]
+                referenced |= set(names.blobs_of(manifest))
+        deleted = [info for info in infos if info.name in unwanted and info.name not in referenced]
         for manifests in (True, False):
-            chosen = [info.name for info in gone if names.is_manifest(info.name) is manifests]
-            if chosen:
-                self._blobs.delete(chosen)
-        return sum(info.size for info in gone)
+            batch = [info.name for info in deleted if names.is_manifest(info.name) is manifests]
+            if batch:
+                self._blobs.delete(batch)
+        return sum(info.size for info in deleted)
 
     def _manifests(self, infos: Iterable[BlobInfo]) -> dict[str, Manifest | None]:
         wanted = [info.name for info in infos if names.is_manifest(info.name)]
@@ -147,8 +147,8 @@ def read_manifests(
 ) -> dict[str, Manifest | None]:
     """Manifests by name, without missing ones; None where one is damaged or of another schema."""
     manifests: dict[str, Manifest | None] = {}
-    found = all_of(pool, [partial(blobs.get, name) for name in wanted])
-    for name, data in zip(wanted, found, strict=True):
+    contents = all_of(pool, [partial(blobs.get, name) for name in wanted])
+    for name, data in zip(wanted, contents, strict=True):
         if data is None:
             continue
         try:

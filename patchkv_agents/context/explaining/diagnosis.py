@@ -148,44 +148,44 @@ class _Diagnosis:
         pieces = quoted(change.old[start:old_stop]), quoted(change.new[start:new_stop])
         detail = f"{pieces[0]} became {pieces[1]}"
 
-        def found(cause: Cause, what: str = detail) -> Finding:
+        def finding_of(cause: Cause, what: str = detail) -> Finding:
             return Finding(cause, what, edit, change.field)
 
         if edit.kind is EditKind.REDACT:
             # No excerpt: this must not be another place where the text is shown.
-            return found(Cause.REDACTED, "a piece of it was masked or cut out")
+            return finding_of(Cause.REDACTED, "a piece of it was masked or cut out")
         if move := self._moved_from.get(edit.old_indices[0]) or self._moved_to.get(
             edit.new_indices[0]
         ):
-            return found(Cause.TEXT_MOVED, self._what_moved(move))
+            return finding_of(Cause.TEXT_MOVED, self._what_moved(move))
         volatile = [volatile_change(c.old, c.new) for c in changes]
         if (first := volatile[0]) and all(volatile) and old.role not in (*_TOOL_ROLES, "assistant"):
             what = f"{first.what}: '{first.old}' became '{first.new}'"
             if edit.old_indices[0] + 1 in self._trimmed:
                 gone = f"the {len(self._trimmed)} messages behind it are gone"
-                return found(Cause.FRONT_TRIMMED, f"{what}, and {gone}")
-            return found(Cause.VOLATILE_TEXT, what)
+                return finding_of(Cause.FRONT_TRIMMED, f"{what}, and {gone}")
+            return finding_of(Cause.VOLATILE_TEXT, what)
         if edit.kind is EditKind.DROP_REASONING:
-            return found(Cause.REASONING_DROPPED, "its text and calls stayed")
+            return finding_of(Cause.REASONING_DROPPED, "its text and calls stayed")
         if all(forms := [other_form(c.old, c.new) for c in changes]):
-            return found(Cause.RESERIALIZED, f"{forms[0]}: {detail}")
+            return finding_of(Cause.RESERIALIZED, f"{forms[0]}: {detail}")
         if old.role in _SYSTEM_ROLES:
-            return found(Cause.SYSTEM_REWRITTEN)
+            return finding_of(Cause.SYSTEM_REWRITTEN)
         if edit.kind is EditKind.SUMMARIZE:
-            return found(Cause.SUMMARIZED)
+            return finding_of(Cause.SUMMARIZED)
         sizes = f"{len(change.old):,} characters became {len(change.new):,}"
         if old.role in _TOOL_ROLES and self._is_cleared(change):
-            return found(
+            return finding_of(
                 Cause.RESULTS_CLEARED, f"{len(change.old):,} characters became {pieces[1]}"
             )
         if edit.kind is EditKind.DELETE or is_trimmed(change):
-            return found(Cause.TRUNCATED, f"{sizes}: {detail}")
+            return finding_of(Cause.TRUNCATED, f"{sizes}: {detail}")
         if old.role in _TOOL_ROLES:
             only = "; only times and numbers differ" if all(volatile) else ""
-            return found(Cause.RESULT_REPLACED, detail + only)
+            return finding_of(Cause.RESULT_REPLACED, detail + only)
         if edit.kind is EditKind.INSERT:
-            return found(Cause.INSERTED)
-        return found(Cause.CHANGED)
+            return finding_of(Cause.INSERTED)
+        return finding_of(Cause.CHANGED)
 
     def _is_cleared(self, change: FieldChange) -> bool:
         """Whether a placeholder replaced a result."""
@@ -219,8 +219,8 @@ def _tools(old: Sequence[FrozenJson], new: Sequence[FrozenJson]) -> tuple[Cause,
     if pairs and all(a == b for a, b in pairs):
         return Cause.TOOLS_RESERIALIZED, f"other key order in {', '.join(lists['changed'])}"
     texts = [(before[name].text, after[name].text) for name in lists["changed"]]
-    found = [volatile_change(a, b) for a, b in texts]
-    if (first := next(iter(found), None)) and all(found):
+    changes = [volatile_change(a, b) for a, b in texts]
+    if (first := next(iter(changes), None)) and all(changes):
         name = lists["changed"][0]
         what = f"{first.what} in the tool {name}: '{first.old}' became '{first.new}'"
         return Cause.VOLATILE_TEXT, what

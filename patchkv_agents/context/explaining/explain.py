@@ -20,7 +20,7 @@ Renderer = Callable[[ContextVersion], RenderedContext]
 """Renders a version for one model, with the generation prompt."""
 
 # Several edits make one event, and the finding about each tells the whole of it.
-_TOLD_ONCE = (Cause.TEXT_MOVED, Cause.FRONT_TRIMMED)
+_SHOWN_ONCE = (Cause.TEXT_MOVED, Cause.FRONT_TRIMMED)
 _AROUND = 48  # characters shown before the first difference, and behind it
 
 
@@ -88,8 +88,9 @@ def explain(
         edits: the edits between the two, if known; inferred if left out.
     """
     before, after = _as_version(old), _as_version(new)
-    found = infer_edits(before, after) if edits is None else edits
-    return _Comparison(before, after, renderer, diagnose(before, after, found)).explain()
+    if edits is None:
+        edits = infer_edits(before, after)
+    return _Comparison(before, after, renderer, diagnose(before, after, edits)).explain()
 
 
 class _Comparison:
@@ -135,9 +136,9 @@ class _Comparison:
         """The other findings, without repetitions of the same event."""
         if first.cause is Cause.NOTHING_LOST:
             return ()
-        told = {(first.cause, first.detail)} if first.cause in _TOLD_ONCE else set()
+        shown = {(first.cause, first.detail)} if first.cause in _SHOWN_ONCE else set()
         return tuple(
-            f for f in self._findings if f is not first and (f.cause, f.detail) not in told
+            f for f in self._findings if f is not first and (f.cause, f.detail) not in shown
         )
 
     def _first(self, at_old: int | None, at_new: int | None) -> Finding:

@@ -61,6 +61,6 @@ def other_form(old: str, new: str) -> str | None:
 
 def is_trimmed(change: FieldChange) -> bool:
     """Whether a part was removed, with a replacement that is short relative to the rest."""
-    kept = sum(common_ends(change.old, change.new))
-    went, came = len(change.old) - kept, len(change.new) - kept
-    return came <= min(kept, LONGEST_PLACEHOLDER) and 4 * came < went
+    common = sum(common_ends(change.old, change.new))
+    removed, added = len(change.old) - common, len(change.new) - common
+    return added <= min(common, LONGEST_PLACEHOLDER) and 4 * added < removed

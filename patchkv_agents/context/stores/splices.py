@@ -31,7 +31,7 @@ def splices(old: Sequence[T], new: Sequence[T]) -> tuple[Splice[T], ...]:
     places: dict[T, list[int]] = {}
     for i in range(head, old_stop):
         places.setdefault(old[i], []).append(i)
-    found: list[Splice[T]] = []
+    changes: list[Splice[T]] = []
     at = head
     added: list[T] = []
     for item in new[head:new_stop]:
@@ -41,11 +41,11 @@ def splices(old: Sequence[T], new: Sequence[T]) -> tuple[Splice[T], ...]:
             added.append(item)
             continue
         if added or candidates[nearest] > at:
-            found.append((at, candidates[nearest], tuple(added)))
+            changes.append((at, candidates[nearest], tuple(added)))
         at, added = candidates[nearest] + 1, []
     if added or at < old_stop:
-        found.append((at, old_stop, tuple(added)))
-    return tuple(found)
+        changes.append((at, old_stop, tuple(added)))
+    return tuple(changes)
 
 
 def spliced(old: Sequence[T], changes: Iterable[Splice[T]]) -> tuple[T, ...]:

@@ -192,9 +192,9 @@ class SQLiteVersions:
             _check(row[1], *row[2:])
             at = row[3]
         keys = () if at is None else self._versions[at].keys
-        for found, _, version_id, _, changes, *columns in reversed(chain):
+        for version_key, _, version_id, _, changes, *columns in reversed(chain):
             keys = spliced(keys, json.loads(changes))
-            self._remember(found, _Loaded(keys, self._decoded(keys, version_id, *columns)))
+            self._remember(version_key, _Loaded(keys, self._decoded(keys, version_id, *columns)))
         self._versions.move_to_end(key)
         return self._versions[key]
 

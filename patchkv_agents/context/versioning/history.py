@@ -61,8 +61,8 @@ class ContextHistory(HistoryView, TrackedOperations):
         branch: str = "main",
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        kept = MemoryHistoryStore() if store is None else store
-        super().__init__(kept, ThreadKey(thread, namespace))
+        chosen = MemoryHistoryStore() if store is None else store
+        super().__init__(chosen, ThreadKey(thread, namespace))
         self._clock_ns = clock_ns
         self._ids = IdSource(clock_ns)
         self._lock = RLock()
@@ -315,7 +315,7 @@ class ContextHistory(HistoryView, TrackedOperations):
         if base is None or seen is None:
             drafted = first_version(draft, version)
         else:
-            found = next_version(
+            following = next_version(
                 draft,
                 version,
                 thread=self.key,
@@ -323,11 +323,11 @@ class ContextHistory(HistoryView, TrackedOperations):
                 seen=seen,
                 is_recorded=lambda edit: _sign(edit) in self._signs(base),
             )
-            if found is None:
+            if following is None:
                 if branch not in self.branches():
                     self.store.put(self.key, base, branch)
                 return Drafted(base)
-            drafted = found
+            drafted = following
         new, scrubber = drafted.version, draft.scrubber
         self.store.put(self.key, new, branch)
         if drafted.forgets:

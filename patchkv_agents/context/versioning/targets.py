@@ -25,12 +25,12 @@ def find(messages: Sequence[Message], target: Target) -> int:
                 f"There is no message {target}; this version has {len(messages)}, from 0."
             )
         return target
-    found = named(messages, target)
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = named(messages, target)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise ContextError(
-            f"{target!r} names messages {', '.join(map(str, found))}; pass one of these indices."
+            f"{target!r} names messages {', '.join(map(str, matches))}; pass one of these indices."
         )
     names = [name for m in messages for name in (m.id, m.tool_call_id) if name]
     shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
