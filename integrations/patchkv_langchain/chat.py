@@ -353,7 +353,9 @@ class ChatPatchKV(BaseChatModel):
             tools=tools,
             template_args=template_args,
         )
-        begin = beginning(style, tools, choice, options.get("response_format"))
+        begin = beginning(
+            style, tools, choice, options.get("response_format"), template_args=template_args
+        )
         sampling = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
         sampling |= {name: options[name] for name in _MORE_SAMPLING & options.keys()}
         step = GraphStep.of(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,12 @@ def tool_choice_of(tool_choice: str | bool | dict[str, Any] | None, names: Seque
 
 
 def beginning(
-    style: AnswerStyle, tools: Sequence[FrozenJson], tool_choice: str, response_format: Any
+    style: AnswerStyle,
+    tools: Sequence[FrozenJson],
+    tool_choice: str,
+    response_format: Any,
+    *,
+    template_args: Mapping[str, Any] | None = None,
 ) -> str:
     """The text with which the answer has to begin; empty if it may begin as it likes.
 
@@ -95,7 +100,9 @@ def beginning(
         InputError: no text makes an answer of this style a call.
     """
     if tool_choice not in ("auto", "none"):
-        return style.opening(tools, None if tool_choice == "any" else tool_choice)
+        return style.opening(
+            tools, None if tool_choice == "any" else tool_choice, template_args=template_args
+        )
     return "{" if response_format is not None else ""
 
 

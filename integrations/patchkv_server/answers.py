@@ -1,16 +1,15 @@
-"""From what the engine answered to OpenAI's chat completions."""
+"""Answers on their way out, whichever API they go by."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from patchkv_agents.context import ToolCall
 from patchkv_agents.context.answers import Answer, AnswerPiece
 from patchkv_agents.records import edit_record, report_record
+from patchkv_server.errors import ApiError
 
 if TYPE_CHECKING:
     from patchkv_agents.engine.reply import Reply
@@ -45,144 +44,44 @@ class Answered:
     thread: str
 
 
-class Completion:
-    """Writes one answer as a chat completion, whole or in chunks.
+class AnswerWriter(Protocol):
+    """Writes one answer in the form of an API: whole, or as server-sent events."""
 
-    Args:
-        model: as the client calls it.
-        tokenizer: of the model.
-        with_logprobs: they were asked for.
-        one_call: all calls but the first are left out.
-    """
-
-    def __init__(self, model: str, tokenizer: Any, *, with_logprobs: bool, one_call: bool) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._with_logprobs = with_logprobs
-        self._one_call = one_call
-        self._calls = 0
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
+    @property
+    def keep_alive(self) -> bytes:
+        """What shows that a stream is alive while there is nothing to send."""
+        ...
 
     def whole(self, answered: Answered) -> dict[str, Any]:
         """The answer in one piece."""
-        answer = answered.answer
-        calls = answer.calls[:1] if self._one_call else answer.calls
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": answer.content if answer.content or not calls else None,
-            "refusal": None,
-        }
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._logprobs(answered.reply.logprobs or ()),
-            "finish_reason": _finish_reason(answered),
-        }
-        return {
-            **self._head("chat.completion"),
-            "choices": [choice],
-            "usage": _usage(answered.reply),
-            "recovery": _recovery(answered),
-        }
+        ...
 
-    def first_chunk(self) -> dict[str, Any]:
-        """What comes before the pieces."""
-        return self._chunk({"role": "assistant", "content": ""})
+    def start(self) -> Iterable[bytes]:
+        """Events before the pieces."""
+        ...
 
-    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
-        """The chunks of a piece."""
-        deltas: list[dict[str, Any]] = []
-        for part in piece.parts:
-            if part.call is not None and not (self._one_call and self._calls):
-                deltas.append({"tool_calls": [{"index": self._calls, **_call(part.call)}]})
-                self._calls += 1
-            if part.reasoning:
-                deltas.append({"reasoning_content": part.reasoning})
-            if part.content:
-                deltas.append({"content": part.content})
-        if not deltas and piece.logprobs and self._with_logprobs:
-            deltas.append({})
-        return [
-            self._chunk(delta, logprobs=() if number else piece.logprobs)
-            for number, delta in enumerate(deltas)
-        ]
+    def piece(self, piece: Piece) -> Iterable[bytes]:
+        """Events of a piece."""
+        ...
 
-    def last_chunks(self, answered: Answered, *, include_usage: bool) -> list[dict[str, Any]]:
-        """What comes behind the pieces; the last one has the report, and usage if wanted."""
-        finish = self._chunk({}, finish_reason=_finish_reason(answered))
-        recovery = {"recovery": _recovery(answered)}
-        if not include_usage:
-            return [finish | recovery]
-        usage = {"choices": [], "usage": _usage(answered.reply)}
-        return [finish, self._head("chat.completion.chunk") | usage | recovery]
+    def end(self, answered: Answered) -> Iterable[bytes]:
+        """Events behind the pieces."""
+        ...
 
-    def _chunk(
-        self,
-        delta: dict[str, Any],
-        *,
-        logprobs: Sequence[TokenLogprob] = (),
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-            "finish_reason": finish_reason,
-        }
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "system_fingerprint": None,
-        }
-
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not self._with_logprobs:
-            return None
-        content = [
-            {
-                **self._token(token.token_id, token.logprob),
-                "top_logprobs": [self._token(*likely) for likely in token.top],
-            }
-            for token in logprobs
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    def error(self, error: ApiError) -> bytes:
+        """The event of an error, which is the last one."""
+        ...
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments_json}
-    return {"id": call.id, "type": "function", "function": function}
+def sse(value: Mapping[str, Any], event: str | None = None) -> bytes:
+    """A server-sent event."""
+    name = b"" if event is None else f"event: {event}\n".encode()
+    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return name + b"data: " + data + b"\n\n"
 
 
-def _finish_reason(answered: Answered) -> str:
-    reason = answered.reply.finish_reason
-    return "tool_calls" if reason == "stop" and answered.answer.calls else reason
-
-
-def _usage(reply: Reply) -> dict[str, Any]:
-    prompt, completion = reply.report.tokens, len(reply.token_ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": reply.report.cache_read},
-    }
-
-
-def _recovery(answered: Answered) -> dict[str, Any]:
+def recovery_record(answered: Answered) -> dict[str, Any]:
+    """What became of the conversation's state, with the edits that were found."""
     return {
         **report_record(answered.reply.report),
         "thread": answered.thread,

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from patchkv_server import page
+from patchkv_server import openai_api, page
 from patchkv_server.activity import Activity
 from patchkv_server.auth import ApiKeys
-from patchkv_server.completions import Completions
+from patchkv_server.endpoint import THREAD_HEADER, Reader
 from patchkv_server.errors import ApiError, api_error
 from patchkv_server.metrics import TenantMetrics
-from patchkv_server.service import Service, log_failure
+from patchkv_server.service import Service
 from patchkv_server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from patchkv_agents.checkpoint.stores import CheckpointStore
     from patchkv_agents.engine import Engine
     from patchkv_agents.engine.outcomes import CallOutcome, Observer
+
+MAX_LISTED = 2000
+"""Characters of an error that lists what there is."""
 
 
 def create_app(
@@ -82,17 +88,8 @@ def create_app(
     app.include_router(
         page.router(activity, service, metrics, lambda request: keys.viewer(request.headers))
     )
-    complete = Completions(service, keys, models)
-
-    @app.post("/v1/chat/completions")
-    async def completions(request: Request) -> Response:
-        try:
-            return await complete(request)
-        except Exception as error:  # passed on, uvicorn would log what it says
-            told = api_error(error)
-            if told is not error:
-                log_failure("a request failed", error, settings.log_content)
-            raise told from None
+    reader = Reader(service, keys)
+    app.include_router(openai_api.router(service, reader, models))
 
     @app.get("/v1/models")
     def list_models(request: Request) -> dict[str, Any]:
@@ -118,16 +115,61 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
-        return JSONResponse(told.body(), told.status, headers=told.headers)
+        message, headers = str(error.detail), error.headers
+        if error.status_code in (404, 405):
+            message = f"there is no {request.method} {request.url.path}: there are " + ", ".join(
+                _listed(app)
+            )
+        shown = ApiError(error.status_code, message[:MAX_LISTED], headers=headers)
+        return JSONResponse(shown.body(), shown.status, headers=shown.headers)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        log_failure("a request failed", error, settings.log_content)
         return JSONResponse(api_error(ApiError(500, "the server failed")).body(), 500)
 
+    app.add_middleware(
+        CORSMiddleware,  # for pages of this machine; others get no leave to read or to send JSON
+        allow_origin_regex=r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?",
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=[THREAD_HEADER],
+    )
+    app.add_middleware(_Lenient)
     app.add_middleware(_Counting, metrics=metrics, keys=keys)
     return app
+
+
+def _listed(app: Any) -> Iterator[str]:
+    """The methods and paths of an application or router."""
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            yield from (f"{method} {route.path}" for method in sorted(route.methods or ()))
+        elif (inner := getattr(route, "original_router", None)) is not None:
+            yield from _listed(inner)
+
+
+class _Lenient:
+    """Takes paths with needless slashes, and HEAD for GET."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = re.sub("/+", "/", scope["path"])
+        path = path.rstrip("/") or "/"
+        is_head = scope["method"] == "HEAD"
+
+        async def without_body(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        method = "GET" if is_head else scope["method"]
+        scope = {**scope, "path": path, "raw_path": path.encode(), "method": method}
+        await self._app(scope, receive, without_body if is_head else send)
 
 
 class _Counting:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from patchkv_agents.context import ThreadKey
-from patchkv_agents.context.answers import AnswerStyle
+from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
 from patchkv_server.answers import Answered, Piece
 from patchkv_server.errors import ApiError
 from patchkv_server.gauges import MemoryByTier, Place, QueueLengths
@@ -293,7 +293,9 @@ class Service:
         choice = request.tool_choice
         begin = ""
         if choice not in ("auto", "none"):
-            begin = style.opening(request.tools, None if choice == "any" else choice)
+            begin = style.opening(
+                request.tools, None if choice == "any" else choice, template_args=template_args
+            )
         parser = style.parser(
             () if choice == "none" else request.tools,
             template_args=template_args,
@@ -316,7 +318,8 @@ class Service:
         reply: Reply | None = None
         with closing(chunks):  # type: ignore[type-var]
             for chunk in chunks:
-                yield Piece(tuple(parser.feed(chunk.text)), chunk.logprobs)
+                parts = [AnswerPiece(chunk.text)] if request.is_raw else parser.feed(chunk.text)
+                yield Piece(tuple(parts), chunk.logprobs)
                 reply = chunk.reply
         if reply is None:
             raise RuntimeError("the stream ended without a reply")

@@ -24,8 +24,8 @@ from patchkv_agents.checkpoint.stores import open_store
 from patchkv_agents.context import SQLiteHistoryStore
 from patchkv_agents.engine import Thread
 from patchkv_agents.errors import PatchKVError
-from patchkv_server import ServerSettings, completions, create_app
-from patchkv_server.answers import Completion
+from patchkv_server import ServerSettings, create_app, openai_api
+from patchkv_server.chat_answers import ChatWriter
 from patchkv_server.queueing import FairQueue
 from patchkv_server.running import GRACE_S, AppServer
 
@@ -240,10 +240,10 @@ def test_an_internal_error_tells_nothing(
     if broken == "engine":
         monkeypatch.setattr(Thread, "stream", fail)
     elif broken == "reading":
-        monkeypatch.setattr(completions, "read_request", fail)
+        monkeypatch.setattr(openai_api, "read_chat", fail)
     else:
-        monkeypatch.setattr(Completion, "whole", fail)
-        monkeypatch.setattr(Completion, "last_chunks", fail)
+        monkeypatch.setattr(ChatWriter, "whole", fail)
+        monkeypatch.setattr(ChatWriter, "end", fail)
     with serving(new_engine()) as served:
         with pytest.raises(openai.InternalServerError) as caught:
             ask(served, "Ann")

@@ -19,7 +19,8 @@ from patchkv_agents.context.explaining.explain import explain
 from patchkv_agents.engine import Engine, Thread
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_server import ServerSettings, threads
-from patchkv_server.requests import ChatRequest, read_request
+from patchkv_server.chat_requests import read_chat
+from patchkv_server.requests import ChatRequest, Sender
 
 from .conftest import NewEngine
 from .serving import MODEL, Served, serving, talk, until
@@ -386,7 +387,7 @@ def test_an_unreadable_history_does_not_keep_others_from_being_found(
 
 def _request(name: str) -> ChatRequest:
     body = {"model": MODEL, "messages": talk(name, 1)}
-    return read_request(body, tenant="local", thread=name, models=[MODEL], max_tokens=2)
+    return read_chat(body, Sender("local", name), [MODEL], 2)[1]
 
 
 def _table_of(

@@ -102,16 +102,25 @@ class AnswerStyle:
         return FormatParser(
             call_format,
             () if self.call_format is None else tools,
-            in_reasoning=prompt.rstrip().endswith(call_format.thinking[0]),
+            in_reasoning=self._in_reasoning(prompt),
             salt=salt,
         )
 
-    def opening(self, tools: Sequence[FrozenJson], name: str | None = None) -> str:
+    def opening(
+        self,
+        tools: Sequence[FrozenJson],
+        name: str | None = None,
+        *,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str:
         """The text with which an answer has to begin to be a call.
+
+        Where the prompt ends within the reasoning, that is ended first.
 
         Args:
             tools: that the model is shown.
             name: of the one to be called; any of them if left out.
+            template_args: of the chat template; they may say whether the model reasons.
 
         Raises:
             InputError: there is no such tool, or no such text in this style.
@@ -126,7 +135,12 @@ class AnswerStyle:
                 "a call cannot be forced with this model's chat template and these tools: name "
                 "one tool, or use tool_choice='auto'"
             )
+        if self._in_reasoning(self._prompt(template_args or {})):
+            return f"{(self.call_format or _PLAIN).thinking[1]}\n\n{text}"
         return text
+
+    def _in_reasoning(self, prompt: str) -> bool:
+        return prompt.rstrip().endswith((self.call_format or _PLAIN).thinking[0])
 
     def _prompt(self, template_args: Mapping[str, Any]) -> str:
         """How prompts end, up to the answer."""

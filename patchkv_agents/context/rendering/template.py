@@ -12,6 +12,9 @@ from patchkv_agents.context.messages import Message, ToolCall, part_text
 from patchkv_agents.context.rendering.forms import apply_template, forms_of
 from patchkv_agents.errors import ContextError, InputError, TemplateError
 
+RAW_TEXT = "raw_text"
+"""Template argument with which no template is applied: the prompt is the text of the messages."""
+
 # Called with (message index, field, text) for each text that goes into the template; gives back
 # the text to put there. Tools have the index -1.
 Visit = Callable[[int, str, str], str]
@@ -55,6 +58,8 @@ class ChatTemplate:
             TemplateError: the template refuses the messages; with its own words.
             ContextError: a template argument has a reserved name, or content cannot be shown.
         """
+        if template_args.get(RAW_TEXT):
+            return "".join(message.text for message in messages)
         if taken := _RESERVED.intersection(template_args):
             raise ContextError(f"template_args cannot set {', '.join(sorted(taken))}.")
         chat = [

@@ -1,12 +1,11 @@
-"""`/v1/chat/completions`: one request from its arrival to the end of its answer."""
+"""An endpoint that answers: one request from its arrival to the end of its answer."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -15,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from patchkv_agents.context.rendering.forms import forms_of
 from patchkv_agents.context.rendering.lengths import min_tokens, shown_texts
-from patchkv_agents.errors import PatchKVError
-from patchkv_server.answers import Answered, Completion, Piece
+from patchkv_server.answers import Answered, AnswerWriter, Piece
 from patchkv_server.auth import ApiKeys
 from patchkv_server.errors import ApiError, api_error, invalid
-from patchkv_server.requests import ChatRequest, read_json, read_request, user_of
+from patchkv_server.requests import ChatRequest, Sender, read_json
 from patchkv_server.service import Event, Ready, Service, Ticket, log_failure
 
 THREAD_HEADER = "x-patchkv-thread"
@@ -28,49 +26,64 @@ LONG_TOKEN = 5
 _CLIENT_GONE = 499  # nobody reads it; in metrics and logs
 
 
-class Completions:
-    """Answers chat requests.
+class Api(Protocol):
+    """What requests and answers of one endpoint look like."""
+
+    def user(self, fields: Mapping[str, Any]) -> str | None:
+        """Who the client says the user is.
+
+        Raises:
+            ApiError: 400, it is no name.
+        """
+        ...
+
+    def read(self, fields: Mapping[str, Any], sender: Sender) -> tuple[ChatRequest, AnswerWriter]:
+        """Check a request; and what writes its answer.
+
+        Raises:
+            ApiError: it cannot be answered.
+            PatchKVError: messages or tools are malformed.
+        """
+        ...
+
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+def guarded(handler: Handler, service: Service) -> Handler:
+    """A handler whose errors are `ApiError`s: what uvicorn logs of others may repeat a prompt."""
+
+    async def handle(request: Request) -> Any:
+        try:
+            return await handler(request)
+        except Exception as error:
+            shown = api_error(error)
+            if shown.status == 500 and shown is not error:
+                log_failure("a request failed", error, service.settings.log_content)
+            raise shown from None
+
+    return handle
+
+
+class Reader:
+    """Reads bodies of requests, for those who may send them.
 
     Args:
         service: that has the engine.
         keys: that are accepted.
-        models: names of the model; the first is shown to clients.
     """
 
-    def __init__(self, service: Service, keys: ApiKeys, models: Sequence[str]) -> None:
+    def __init__(self, service: Service, keys: ApiKeys) -> None:
         self._service = service
         self._keys = keys
-        self._models = models
 
-    async def __call__(self, request: Request) -> Response:
-        """Answer a request.
+    async def fields(self, request: Request) -> dict[str, Any]:
+        """The object in the body of a request.
 
         Raises:
-            ApiError: it cannot be answered.
+            ApiError: it may not be sent, does not arrive, or is not one.
+            ClientDisconnect: the client went away.
         """
-        try:
-            asked = await self._read(request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        ticket = self._service.submit(asked)
-        answering = _Answering(self._service, ticket, request)
-        try:
-            ready = await answering.event()
-            while not isinstance(ready, Ready | BaseException):
-                ready = await answering.event()
-            if isinstance(ready, Ready) and asked.stream:
-                answering.watch_no_longer()  # Starlette does so while it streams
-                return _Stream(
-                    answering, self._stream(answering, asked), thread=_header(ready.thread)
-                )
-            return await self._whole(answering, asked)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        finally:
-            if not asked.stream or answering.is_watching:
-                answering.end()
-
-    async def _read(self, request: Request) -> ChatRequest:
         self._keys.tenant(request.headers)  # before anything is read for somebody unknown
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -88,33 +101,17 @@ class Completions:
                 code="timeout",
                 headers={"Connection": "close"},  # the rest of the body may come yet
             ) from None
-        return await asyncio.to_thread(self._parse, body, request.headers)
+        return await asyncio.to_thread(read_json, body)
 
-    def _parse(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        fields = read_json(body)
-        engine = self._service.engine
-        try:
-            self._check_length(fields)
-            asked = read_request(
-                fields,
-                tenant=self._keys.tenant(headers, user_of(fields)),
-                thread=headers.get(THREAD_HEADER),
-                models=self._models,
-                max_tokens=self._service.settings.max_tokens,
-            )
-            forms = forms_of(engine.tokenizer)
-        except PatchKVError as error:
-            raise api_error(error) from None
-        if asked.tools and asked.tool_choice != "none" and not (forms.tools or forms.calls):
-            raise invalid(
-                f"the chat template of {self._models[0]!r} shows no tools, so the model would "
-                "never see them: leave tools out, or serve a model whose template knows them",
-                "tools",
-                "unsupported_parameter",
-            )
-        return asked
+    def sender(self, headers: Mapping[str, str], user: str | None) -> Sender:
+        """Where a request comes from.
 
-    def _check_length(self, fields: Mapping[str, Any]) -> None:
+        Raises:
+            ApiError: as `ApiKeys.tenant`.
+        """
+        return Sender(self._keys.tenant(headers, user), headers.get(THREAD_HEADER))
+
+    def check_length(self, fields: Mapping[str, Any]) -> None:
         """Refuse a context that is far too long before it is copied and rendered.
 
         Raises:
@@ -122,46 +119,98 @@ class Completions:
         """
         engine, messages = self._service.engine, fields.get("messages")
         texts = list(shown_texts(messages if isinstance(messages, list) else ()))
+        if isinstance(prompt := fields.get("prompt"), str):
+            texts.append(prompt)
         if sum(map(len, texts)) > LONG_TOKEN * engine.max_tokens:
             tokens = min_tokens(texts, engine.tokenizer, stop=engine.max_tokens)
             engine.check_length(max(1, tokens))
 
-    def _completion(self, asked: ChatRequest) -> Completion:
-        return Completion(
-            self._models[0],
-            self._service.engine.tokenizer,
-            with_logprobs=asked.sampling.get("logprobs") is not None,
-            one_call=asked.one_call,
-        )
 
-    async def _whole(self, answering: _Answering, asked: ChatRequest) -> Response:
+class Endpoint:
+    """Answers the requests of one API.
+
+    Args:
+        service: that has the engine.
+        reader: of bodies.
+        api: what they look like.
+    """
+
+    def __init__(self, service: Service, reader: Reader, api: Api) -> None:
+        self._service = service
+        self._reader = reader
+        self._api = api
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises:
+            ApiError: it cannot be answered.
+        """
+        try:
+            fields = await self._reader.fields(request)
+            asked, writer = await asyncio.to_thread(self._parse, fields, request.headers)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        ticket = self._service.submit(asked)
+        answering = _Answering(self._service, ticket, request)
+        try:
+            ready = await answering.event()
+            while not isinstance(ready, Ready | BaseException):
+                ready = await answering.event()
+            if isinstance(ready, Ready) and asked.stream:
+                answering.watch_no_longer()  # Starlette does so while it streams
+                return _Stream(
+                    answering, self._stream(answering, writer), thread=_header(ready.thread)
+                )
+            return await self._whole(answering, writer)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        finally:
+            if not asked.stream or answering.is_watching:
+                answering.end()
+
+    def _parse(
+        self, fields: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[ChatRequest, AnswerWriter]:
+        engine = self._service.engine
+        self._reader.check_length(fields)
+        sender = self._reader.sender(headers, self._api.user(fields))
+        asked, writer = self._api.read(fields, sender)
+        forms = forms_of(engine.tokenizer)
+        if asked.tools and asked.tool_choice != "none" and not (forms.tools or forms.calls):
+            raise invalid(
+                f"the chat template of {engine.model_name!r} shows no tools, so the model would "
+                "never see them: leave tools out, or serve a model whose template knows them",
+                "tools",
+                "unsupported_parameter",
+            )
+        return asked, writer
+
+    async def _whole(self, answering: _Answering, writer: AnswerWriter) -> Response:
         while not isinstance(event := await answering.event(), Answered):
             pass
-        return JSONResponse(
-            self._completion(asked).whole(event), headers={THREAD_HEADER: _header(event.thread)}
-        )
+        return JSONResponse(writer.whole(event), headers={THREAD_HEADER: _header(event.thread)})
 
-    async def _stream(self, answering: _Answering, asked: ChatRequest) -> AsyncIterator[bytes]:
-        completion = self._completion(asked)
+    async def _stream(self, answering: _Answering, writer: AnswerWriter) -> AsyncIterator[bytes]:
         try:
-            yield _line(completion.first_chunk())
+            for line in writer.start():
+                yield line
             while True:
                 event = await answering.event(within=self._service.settings.keep_alive_s)
                 if event is None:
-                    yield b": still there\n\n"
+                    yield writer.keep_alive
                 elif isinstance(event, Piece):
-                    for chunk in completion.chunks(event):
-                        yield _line(chunk)
+                    for line in writer.piece(event):
+                        yield line
                 elif isinstance(event, Answered):
-                    for chunk in completion.last_chunks(event, include_usage=asked.include_usage):
-                        yield _line(chunk)
-                    yield b"data: [DONE]\n\n"
+                    for line in writer.end(event):
+                        yield line
                     return
         except Exception as error:
-            told = api_error(error)
-            if told is not error:
+            shown = api_error(error)
+            if shown is not error:
                 log_failure("a request failed", error, self._service.settings.log_content)
-            yield _line(told.body())
+            yield writer.error(shown)
 
 
 class _Stream(StreamingResponse):
@@ -266,10 +315,6 @@ async def _body(request: Request, most: int) -> bytes:
         if len(body) > most:
             raise too_large
     return bytes(body)
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
 
 
 def _header(text: str) -> str:
