@@ -133,9 +133,11 @@ class Endpoint:
         service: that has the engine.
         reader: of bodies.
         api: what they look like.
+        model: name of the model, as clients know it.
     """
 
-    def __init__(self, service: Service, reader: Reader, api: Api) -> None:
+    def __init__(self, service: Service, reader: Reader, api: Api, model: str) -> None:
+        self._model = model
         self._service = service
         self._reader = reader
         self._api = api
@@ -179,7 +181,7 @@ class Endpoint:
         forms = forms_of(engine.tokenizer)
         if asked.tools and asked.tool_choice != "none" and not (forms.tools or forms.calls):
             raise invalid(
-                f"the chat template of {engine.model_name!r} shows no tools, so the model would "
+                f"the chat template of {self._model!r} shows no tools, so the model would "
                 "never see them: leave tools out, or serve a model whose template knows them",
                 "tools",
                 "unsupported_parameter",

@@ -73,7 +73,7 @@ def router(service: Service, reader: Reader, models: Sequence[str]) -> APIRouter
         ("/v1/chat/completions", ChatApi(service, models)),
         ("/v1/completions", TextApi(service, models)),
     ):
-        handler = guarded(Endpoint(service, reader, api), service)
+        handler = guarded(Endpoint(service, reader, api, models[0]), service)
         routes.add_api_route(path, handler, methods=["POST"], response_model=None)
 
     async def embeddings(request: Request) -> None:
