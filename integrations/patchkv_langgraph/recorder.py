@@ -341,22 +341,19 @@ def _without_passing_ids(now: Snapshot, value: Any, updates: list[Any]) -> Snaps
 
     LangGraph makes messages of dicts, tuples and texts, and gives each a random id.
     """
-    lists = [value, *(overwriting(update)[1] or update for update in updates)]
-    given: set[int] = set()
+    lists = [value]
     is_plain = True
-    for each in lists:
-        items = each if isinstance(each, list | tuple) else [each]
-        is_plain &= all(item is None or isinstance(item, BaseMessage) for item in items)
-        given.update(map(id, items))
+    for update in updates:
+        is_overwrite, new = overwriting(update)
+        items = new if is_overwrite else update
+        lists.append(items if isinstance(items, list | tuple) else [items])
+        is_plain &= all(isinstance(item, BaseMessage) for item in lists[-1])
     if is_plain or not now.natives:
         return now
-    ids = {getattr(item, "id", None) for each in lists if isinstance(each, list) for item in each}
-    ids |= {
-        item.get("id")
-        for each in lists
-        if isinstance(each, list)
-        for item in each
-        if isinstance(item, dict)
+    items = [item for each in lists if isinstance(each, list | tuple) for item in each]
+    given = set(map(id, items))
+    ids = {
+        item.get("id") if isinstance(item, dict) else getattr(item, "id", None) for item in items
     }
     values = tuple(
         message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -33,46 +32,50 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        self._cache: dict[_Key, _Value] = {}
+        self._cache: dict[_Key | None, _Value] = {}
 
     def take(self, messages: Sequence[BaseMessage]) -> tuple[tuple[Message, ...], list[str]]:
         """The values of messages, and what of them had to be replaced (see `recordable`)."""
-        cache, seen = self._cache, {}
-        values, problems, ids = [], [], []
-        for index, message in enumerate(messages):
-            key = _key(message)
-            value = cache.get(key) if key is not None else None
-            if value is None:
-                value = recordable(message)
-            if key is not None:
-                seen[key] = value
-            if value[1] is not None:
-                problems.append(f"message {index}: {value[1]}")
-            values.append(value[0])
-            if value[0].id is not None:
-                ids.append(value[0].id)
+        cache = self._cache
+        keys = [_key(message) for message in messages]
+        found = [cache.get(key) for key in keys]
+        if None in found:
+            found = [
+                recordable(message) if value is None else value
+                for message, value in zip(messages, found, strict=True)
+            ]
+        entries: list[_Value] = found  # type: ignore[assignment]
+        seen: dict[_Key | None, _Value] = dict(zip(keys, entries, strict=True))
+        seen.pop(None, None)
         self._cache = seen
-        taken = tuple(values)
+        problems = [f"message {i}: {each[1]}" for i, each in enumerate(entries) if each[1]]
+        values = tuple([each[0] for each in entries])
+        ids = [value.id for value in values if value.id is not None]
         if len(set(ids)) < len(ids):
-            taken, problem = without_repeated_ids(taken)
+            values, problem = without_repeated_ids(values)
             problems += [problem] if problem else []
-        return taken, problems
+        return values, problems
 
 
 def _key(message: BaseMessage) -> _Key | None:
     """What a message holds; None if it holds objects that have no plain value."""
-    text, parts = message.content, None
-    if not isinstance(text, str):  # which keeps its hash, so that it is not computed again
+    kind, text, parts = type(message), message.content, None
+    if type(text) is not str:  # which keeps its hash, so that it is not computed again
         text, parts = "", text
+    fields = _FIELDS.get(kind) or _fields(kind)
     try:
-        rest = (_fields(type(message))(message.__dict__), message.__pydantic_extra__, parts)
-        return type(message), text, marshal.dumps(rest, _BY_VALUE)
+        rest = (fields(message.__dict__), message.__pydantic_extra__, parts)
+        return kind, text, _bytes(rest, _BY_VALUE)
     except (KeyError, ValueError):
         return None
 
 
-@cache
+_FIELDS: dict[type[BaseMessage], Callable[[dict[str, Any]], Any]] = {}
+"""Takes what counts out of the fields of a message of a type, besides its content."""
+
+_bytes = marshal.dumps
+
+
 def _fields(kind: type[BaseMessage]) -> Callable[[dict[str, Any]], Any]:
-    """Takes what counts out of the fields of a message, besides its content."""
     names = sorted(kind.model_fields.keys() - _NOT_SHOWN - {"content"})
-    return itemgetter(*names)
+    return _FIELDS.setdefault(kind, itemgetter(*names))
