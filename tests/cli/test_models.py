@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +70,10 @@ LLAMA = LlamaConfig(**SIZES, **HEADS)
     ],
     ids=["dynamic", "bidirectional", "unknown", "mla"],
 )
-def test_an_edited_configuration_is_judged_within_seconds(changes, level, words, capsys, tmp_path):
+def test_an_edited_configuration_is_judged_without_weights(changes, level, words, capsys, tmp_path):
     folder = folder_of(LLAMA, tmp_path, **changes)
-    started = time.perf_counter()
     assert json.loads(run(capsys, folder, "--json"))["level"] == level
     text = run(capsys, folder)
-    assert time.perf_counter() - started < 5
     for word in words:
         assert word in text
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -98,15 +96,14 @@ def test_keys_that_cannot_be_moved_leave_exact_reuse(name):
     assert ("up to 256 tokens" in verdict.remedy) == (name == "longrope")
 
 
-def test_a_model_is_refused_within_seconds_by_the_engine(smollm2_tokenizer):
+def test_a_model_is_refused_by_the_engine_without_running_it(smollm2_tokenizer):
     config = DeepseekV3Config(
         **SIZES, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4
     )
     model = model_of(config)
-    started = time.perf_counter()
+    model.register_forward_pre_hook(lambda module, args: pytest.fail("the model ran"))
     with pytest.raises(UnsupportedModelError, match=r"'deepseek_v3' .*MLA.*own `generate`"):
         Engine(model, smollm2_tokenizer)
-    assert time.perf_counter() - started < 5
 
 
 def test_a_configuration_is_refused_before_weights_are_loaded(tmp_path):
@@ -161,7 +158,7 @@ def test_what_would_change_the_frequencies_is_too_long(smollm2_tokenizer):
     """LongRoPE is one thing up to its original length and another behind it."""
     engine = Engine(model_of(longrope_config(len(smollm2_tokenizer))), smollm2_tokenizer)
     assert engine.max_tokens == 256
-    with pytest.raises(ContextTooLongError, match="limit is 256"):
+    with pytest.raises(ContextTooLongError, match="is 256 tokens"):
         engine.thread("t").generate([{"role": "user", "content": "word " * 300}])
 
 
