@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from patchkv_server import openai_api, page
+from patchkv_server import anthropic_api, openai_api, page
 from patchkv_server.activity import Activity
 from patchkv_server.auth import ApiKeys
 from patchkv_server.endpoint import THREAD_HEADER, Reader
@@ -90,11 +91,14 @@ def create_app(
     )
     reader = Reader(service, keys)
     app.include_router(openai_api.router(service, reader, models))
+    app.include_router(anthropic_api.router(service, reader, models))
 
     @app.get("/v1/models")
     def list_models(request: Request) -> dict[str, Any]:
         keys.tenant(request.headers)
-        return {"object": "list", "data": [_model(models[0], engine, created)]}
+        data = [_model(models[0], engine, created)]
+        page = {"has_more": False, "first_id": models[0], "last_id": models[0]}  # Anthropic's
+        return {"object": "list", "data": data, **page}
 
     @app.get("/v1/models/{name:path}")
     def show_model(request: Request, name: str) -> dict[str, Any]:
@@ -109,23 +113,27 @@ def create_app(
     def health() -> dict[str, str]:
         return {"status": "ok", "model": models[0]}
 
+    def refusal(request: Request, error: ApiError) -> Response:
+        is_anthropic = request.url.path.startswith(anthropic_api.PREFIX)
+        body = error.anthropic_body() if is_anthropic else error.body()
+        return JSONResponse(body, error.status, headers=error.headers)
+
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
-        return JSONResponse(error.body(), error.status, headers=error.headers)
+        return refusal(request, error)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        message, headers = str(error.detail), error.headers
+        message = str(error.detail)
         if error.status_code in (404, 405):
-            message = f"there is no {request.method} {request.url.path}: there are " + ", ".join(
-                _listed(app)
-            )
-        shown = ApiError(error.status_code, message[:MAX_LISTED], headers=headers)
-        return JSONResponse(shown.body(), shown.status, headers=shown.headers)
+            paths = ", ".join(_listed(app))
+            message = f"there is no {request.method} {request.url.path}: there are {paths}"
+        shown = ApiError(error.status_code, message[:MAX_LISTED], headers=error.headers)
+        return refusal(request, shown)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:
-        return JSONResponse(api_error(ApiError(500, "the server failed")).body(), 500)
+        return refusal(request, api_error(ApiError(500, "the server failed")))
 
     app.add_middleware(
         CORSMiddleware,  # for pages of this machine; others get no leave to read or to send JSON
@@ -215,5 +223,8 @@ def _model(name: str, engine: Engine, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "patchkv",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
         "max_model_len": engine.max_tokens,
     }

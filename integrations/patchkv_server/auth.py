@@ -114,7 +114,8 @@ class ApiKeys:
                 )
             return f"user-{user}" if user else LOCAL
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode() if scheme.lower() == "bearer" else b""
+        key = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = key.strip().encode()
         found = None
         for known, tenant in self._tenants.items():  # all of them, so that time tells nothing
             if hmac.compare_digest(known, given):

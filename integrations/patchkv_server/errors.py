@@ -16,6 +16,16 @@ _TYPES = {
     503: "server_error",
     504: "timeout_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(Exception):
@@ -55,6 +65,14 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON body in Anthropic's form."""
+        message = self.message
+        if self.code == "context_length_exceeded":  # the words that its clients look for
+            message = f"prompt is too long: {message}"
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
