@@ -24,9 +24,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 from typing_extensions import Self, override
 
-from patchkv_agents.context import ContextVersion, Message, from_langchain, parse_tools
+from patchkv_agents.context import ContextVersion, Message, from_langchain
 from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
-from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.shipped import profile_file
 from patchkv_langchain.chat_answers import Answered, ChunkMaker
 from patchkv_langchain.chat_async import iterate_in_thread
@@ -38,12 +37,15 @@ from patchkv_langchain.chat_engines import (
     profile_key,
     shared_engine,
 )
-from patchkv_langchain.chat_requests import (
-    beginning,
-    shown_messages,
-    structured,
+from patchkv_langchain.chat_options import (
+    SAMPLING,
+    STANDARD_SETTINGS,
+    CallOptions,
     tool_choice_of,
+    unknown_arguments,
+    wants_one_call,
 )
+from patchkv_langchain.chat_requests import shown_messages, structured
 from patchkv_langchain.chat_threads import chat_threads
 from patchkv_langchain.chat_tokens import prompt_tokens, text_tokens
 from patchkv_langchain.conversations import Conversation
@@ -55,19 +57,10 @@ if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
     from patchkv_agents.engine import Engine, Thread
-    from patchkv_agents.engine.reply import Reply, StreamChunk
+    from patchkv_agents.engine.reply import StreamChunk
 
 _config: ContextVar[RunnableConfig | None] = ContextVar("patchkv_chat_config", default=None)
 """Of the call under way. LangChain does not pass all of it on to `_generate` and `_stream`."""
-
-_SAMPLING = {"temperature", "top_p", "top_k", "seed"}
-_MORE_SAMPLING = {"min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
-_CALL_OPTIONS = frozenset(
-    {"tools", "tool_choice", "response_format", "model", "max_tokens", "policy", "thread"}
-    | {"template_args", "stream"}
-    | _SAMPLING
-    | _MORE_SAMPLING
-)
 
 
 class ChatPatchKV(BaseChatModel):
@@ -76,9 +69,11 @@ class ChatPatchKV(BaseChatModel):
     Weights are loaded at the first call, and shared between chat models of the same settings.
 
     The KV state belongs to a conversation: LangChain's `configurable.thread_id`, and within that
-    each subagent, summariser, set of tools and arguments of the chat template has its own. Calls of
-    one conversation take turns. Without a thread id, conversations are told apart by how they begin
-    (up to the first message of a user); give one where that may be edited.
+    each agent of a graph (by its path, over all turns), summarizer, set of tools and arguments of
+    the chat template has its own. Calls of one conversation take turns; tasks side by side and
+    subagents that are called again are conversations of their own. Without a thread id, a call goes
+    on with a conversation whose messages it has, or has edited as far as ids tell; of others it
+    shares the exact beginning alone. So give an id where contexts are edited.
 
     `response_metadata["recovery"]` is the report of the resume (see `RecoveryReport`), and
     `usage_metadata["input_token_details"]` says of the prompt's tokens how many were reused exactly
@@ -125,6 +120,16 @@ class ChatPatchKV(BaseChatModel):
     model_config = {"populate_by_name": True, "arbitrary_types_allowed": True}
 
     _engines: EnginesByName = PrivateAttr(default_factory=EnginesByName)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            known = {name for name, field in cls.model_fields.items() if not field.deprecated}
+            aliases = {field.alias for field in cls.model_fields.values() if field.alias}
+            if unknown := sorted(given.keys() - known - aliases - STANDARD_SETTINGS):
+                raise ValueError(unknown_arguments(unknown, sorted(known), cls.__name__))
+        return given
 
     @field_validator("policy")
     @classmethod
@@ -330,37 +335,38 @@ class ChatPatchKV(BaseChatModel):
             await pieces.aclose()  # type: ignore[attr-defined]
 
     def _answer(
-        self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, options: dict[str, Any]
+        self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, given: dict[str, Any]
     ) -> Generator[AnswerPiece | Answered, None, None]:
         """Answer: pieces, then the whole. All that a call does but LangChain's forms."""
+        from patchkv_agents.engine.answer_run import AnswerRun  # loads torch, as the engine does
+
         called_ns = time.perf_counter_ns()
-        if unknown := sorted(options.keys() - _CALL_OPTIONS):
-            raise InputError(f"unknown arguments {unknown}: a call takes {sorted(_CALL_OPTIONS)}")
+        options = CallOptions.of(given)
         config = _config.get() or ensure_config()
-        engine = self.load(options.get("model"))
-        given = shown_messages(messages, options.get("response_format"))
-        shown = from_langchain(given, keep="shown")
-        tools = parse_tools(options.get("tools"))
-        template_args = {**self.template_args, **(options.get("template_args") or {})}
-        style = AnswerStyle.of(engine.tokenizer, self.answer_style)
-        choice = options.get("tool_choice") or "auto"
-        parser = style.parser(
-            () if choice == "none" else tools, template_args=template_args, salt=_salt(shown)
+        engine = self.load(options.model)
+        natives = shown_messages(messages, options.response_format)
+        shown = from_langchain(natives, keep="shown")
+        template_args = {**self.template_args, **options.template_args}
+        run = AnswerRun(
+            AnswerStyle.of(engine.tokenizer, self.answer_style),
+            options.tools,
+            template_args=template_args,
+            tool_choice=options.tool_choice,
+            one_call=options.one_call,
+            begin="{" if options.response_format is not None else "",
+            salt=_salt(shown),
         )
         conversation = Conversation.of(
-            thread=options.get("thread") or self.thread,
+            thread=options.thread or self.thread,
             config=config,
-            tools=tools,
+            tools=options.tools,
             template_args=template_args,
         )
-        begin = beginning(
-            style, tools, choice, options.get("response_format"), template_args=template_args
-        )
-        sampling = {name: options.get(name, getattr(self, name)) for name in _SAMPLING}
-        sampling |= {name: options[name] for name in _MORE_SAMPLING & options.keys()}
         step = GraphStep.of(config)
+        policy = self.policy if options.policy is None else options.policy
+        limit = self.max_tokens if options.max_tokens is None else options.max_tokens
         with chat_threads(engine).turn(
-            conversation, shown, step, tools=tools, template_args=template_args
+            conversation, shown, step, tools=options.tools, template_args=template_args
         ) as turn:
             thread = turn.thread
             served_by(thread)
@@ -369,34 +375,29 @@ class ChatPatchKV(BaseChatModel):
                 parent = parent_of(turn.versions, thread.history, step, shown)
             before = thread.base(shown) if parent is None else parent
             old = before.messages if isinstance(before, ContextVersion) else ()
+            sampling = {name: getattr(self, name) for name in SAMPLING}
             chunks = self._replies(
                 thread,
                 shown,
-                tools=tools,
+                tools=options.tools,
                 template_args=template_args,
-                edits=declared_edits(old, given, shown=shown),
+                edits=declared_edits(old, natives, shown=shown),
                 parent=before,
                 checkpoint_id=None if step is None else step.checkpoint,
-                policy=policy_of(options.get("policy", self.policy), engine.profile),
-                max_new_tokens=options.get("max_tokens", self.max_tokens),
+                policy=policy_of(policy, engine.profile),
+                max_new_tokens=limit,
                 stop=tuple(self.stop or () if stop is None else stop),
-                begin=engine.tokenizer.encode(begin, add_special_tokens=False) if begin else (),
-                keep_special=style.markers,
                 called_ns=called_ns,
-                **sampling,
+                **run.options,
+                **{**sampling, **options.sampling},
             )
-            reply: Reply | None = None
-            with closing(chunks):
-                for number, chunk in enumerate(chunks):
+            with closing(run.pieces(chunks)) as pieces:
+                for number, piece in enumerate(pieces):
                     if number == 0:
                         turn.placed()
-                    yield from parser.feed(chunk.text)
-                    reply = chunk.reply
-            yield from parser.finish()
-            if reply is None:
-                raise RuntimeError("the stream ended without a reply")
-            answered = Answered(parser.answer, reply, options.get("model") or self.model)
-            turn.answered(from_langchain([answered.message()], keep="shown")[0])
+                    yield from piece.pieces
+            answered = Answered(run.answer, run.reply, options.model or self.model)
+            turn.answered(run.answer.to_message())
         yield answered
 
     def _replies(
@@ -426,14 +427,18 @@ class ChatPatchKV(BaseChatModel):
             tools: in any form that LangChain knows.
             tool_choice: `"auto"`; `"none"`, which shows the tools and takes nothing for a call;
                 `"any"` (or `"required"`, or True) or a tool's name, for which the answer is made to
-                begin as a call does. That the arguments fit the schema is up to the model.
+                begin as a call does. That the arguments fit the schema is up to the model. The
+                forms of OpenAI and Anthropic are understood too.
             strict: goes into the schemas.
-            kwargs: further arguments of calls.
+            kwargs: further arguments of calls, such as `parallel_tool_calls=False`: of several
+                calls, the first is taken.
 
         Raises:
             InputError: there is no tool of the name.
         """
         schemas = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        if wants_one_call(tool_choice):
+            kwargs = {"parallel_tool_calls": False, **kwargs}
         choice = tool_choice_of(tool_choice, [schema["function"]["name"] for schema in schemas])
         return self.bind(tools=schemas, tool_choice=choice, **kwargs)
 

@@ -1,11 +1,11 @@
-"""What a call asks of the answer: tools to call, a value to give."""
+"""Messages and models for answers that are values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
@@ -21,10 +21,6 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from patchkv_agents.errors import InputError
-
-if TYPE_CHECKING:
-    from patchkv_agents.context import FrozenJson
-    from patchkv_agents.context.answers import AnswerStyle
 
 
 def shown_messages(messages: Sequence[BaseMessage], response_format: Any) -> list[BaseMessage]:
@@ -64,46 +60,6 @@ def _without_invalid(message: BaseMessage) -> BaseMessage:
         kept = [chunk for chunk in message.tool_call_chunks if not is_beside(chunk)]
         update["tool_call_chunks"] = kept
     return message.model_copy(update=update)
-
-
-def tool_choice_of(tool_choice: str | bool | dict[str, Any] | None, names: Sequence[str]) -> str:
-    """`auto`, `none`, `any` or the name of a tool.
-
-    Raises:
-        InputError: there is no tool of the name.
-    """
-    if isinstance(tool_choice, dict):  # as OpenAI's
-        function = tool_choice.get("function")
-        tool_choice = str(function.get("name") if isinstance(function, dict) else tool_choice)
-    if tool_choice is None or tool_choice is False:
-        return "auto"
-    if tool_choice is True or tool_choice == "required":
-        return "any"
-    if tool_choice not in ("auto", "none", "any", *names):
-        raise InputError(
-            f"tool_choice is {tool_choice!r}: use 'auto', 'none', 'any' or one of {list(names)}"
-        )
-    return tool_choice
-
-
-def beginning(
-    style: AnswerStyle,
-    tools: Sequence[FrozenJson],
-    tool_choice: str,
-    response_format: Any,
-    *,
-    template_args: Mapping[str, Any] | None = None,
-) -> str:
-    """The text with which the answer has to begin; empty if it may begin as it likes.
-
-    Raises:
-        InputError: no text makes an answer of this style a call.
-    """
-    if tool_choice not in ("auto", "none"):
-        return style.opening(
-            tools, None if tool_choice == "any" else tool_choice, template_args=template_args
-        )
-    return "{" if response_format is not None else ""
 
 
 def structured(

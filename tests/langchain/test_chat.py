@@ -137,6 +137,51 @@ def test_what_the_model_reads_again_is_what_it_wrote(chat_engine: Engine) -> Non
         assert assistant.text.count("{broken") == 1
 
 
+TWO_CALLS = f"Both.\n{CALL % 'Bern'}\n{CALL % 'Rome'}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "places"),
+    [
+        ({"parallel_tool_calls": False}, ["Bern"]),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, ["Bern"]),
+        ({"parallel_tool_calls": True}, ["Bern", "Rome"]),
+        ({"parallel_tool_calls": None}, ["Bern", "Rome"]),
+    ],
+)
+def test_one_call_at_a_time(
+    tiny_chat_engine: Engine, arguments: dict[str, Any], places: list[str]
+) -> None:
+    """Supervisors and agents bind tools with it; the first call of the model raised."""
+    model = saying(TWO_CALLS, tiny_chat_engine).bind_tools([get_weather], **arguments)
+    for answer in (model.invoke("Hi"), joined(model.stream("Hi"))):
+        assert [call["args"]["location"] for call in answer.tool_calls] == places
+        assert answer.content == "Both."
+
+
+@pytest.mark.parametrize(
+    ("choice", "begin"),
+    [
+        ({"type": "function", "function": {"name": "take_note"}}, "take_note"),
+        ({"type": "tool", "name": "take_note"}, "take_note"),
+        ({"type": "any"}, "<tool_call>"),
+        ("required", "<tool_call>"),
+        ({"type": "auto"}, ""),
+        ({"type": "none"}, ""),
+    ],
+)
+def test_forms_of_the_choice(tiny_chat_engine: Engine, choice: Any, begin: str) -> None:
+    begins = []
+
+    def says(messages: Any, tools: Any, text: str) -> str:
+        begins.append(text)
+        return text or "Hello."
+
+    model = ScriptedChat(engine=tiny_chat_engine, says=says, max_tokens=40)
+    model.bind_tools([get_weather, take_note], tool_choice=choice).invoke("Hi")
+    assert begin in begins[0] and bool(begin) == bool(begins[0])
+
+
 def test_calls_of_several_answers_have_their_own_ids(chat_engine: Engine) -> None:
     model = saying(CALL % "Bern", chat_engine).bind_tools([get_weather])
     first = model.invoke("Hi")

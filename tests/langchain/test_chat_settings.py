@@ -12,6 +12,7 @@ import torch
 from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim_messages
 from langchain_core.tools import tool
+from pydantic import ValidationError
 
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, InputError, ProfileError
@@ -179,3 +180,42 @@ def test_no_tokens_at_all_are_an_error(tiny_chat_engine: Engine, where: str) -> 
     model = ChatPatchKV(engine=tiny_chat_engine, **(limit if where == "model" else {}))
     with pytest.raises(InputError, match="max_new_tokens is 0"):
         model.invoke("Hi", **(limit if where == "call" else {}))
+
+
+@pytest.mark.parametrize("name", ["polcy", "temprature", "base_url"])
+def test_an_unknown_argument_is_an_error(name: str) -> None:
+    """`ChatPatchKV(polcy="default")` recovered nothing, and said nothing."""
+    with pytest.raises(ValidationError, match=rf"unknown arguments \['{name}'\]") as error:
+        ChatPatchKV(**{name: "default"})
+    assert ("did you mean ['policy']" in str(error.value)) == (name == "polcy")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"user": "ann"},
+        {"n": 1},
+        {"stream_usage": True},
+        {"parallel_tool_calls": None},
+        {"temperature": None, "top_p": None, "seed": None, "max_tokens": None},
+        {"max_tokens": -1},
+    ],
+)
+def test_arguments_of_other_chat_models_change_nothing(
+    tiny_chat_engine: Engine, given: dict[str, Any]
+) -> None:
+    model = ChatPatchKV(engine=tiny_chat_engine, max_tokens=3)
+    assert model.invoke("Hi", **given).content == model.invoke("Hi").content
+
+
+def test_max_completion_tokens_limits_the_answer(tiny_chat_engine: Engine) -> None:
+    model = ChatPatchKV(engine=tiny_chat_engine, max_tokens=9)
+    usage = model.invoke("Hi", max_completion_tokens=2).usage_metadata
+    assert usage is not None and usage["output_tokens"] == 2
+
+
+@pytest.mark.parametrize("given", [{"n": 2}, {"logit_bias": {}}, {"max_token": 3}])
+def test_what_cannot_be_done_is_refused(tiny_chat_engine: Engine, given: dict[str, Any]) -> None:
+    model = ChatPatchKV(engine=tiny_chat_engine, max_tokens=3)
+    with pytest.raises(InputError, match=next(iter(given))):
+        model.invoke("Hi", **given)
