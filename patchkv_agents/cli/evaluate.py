@@ -37,8 +37,9 @@ def evaluate(
     edit: Annotated[
         list[str] | None,
         typer.Option(
-            help="refresh, flip, flip_noted, clear, summarize, revise_plan, multi, chain or "
-            "retries; may be repeated. If left out: refresh."
+            help="refresh, flip, flip_noted, flip_answered, flip_planned, flip_summarized, "
+            "flip_called, clear, summarize, revise_plan, multi, chain or retries; may be "
+            "repeated. If left out: refresh."
         ),
     ] = None,
     methods: Annotated[
@@ -68,7 +69,10 @@ def evaluate(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Length of the answers; at least 16 are generated.")
     ] = 24,
-    seed: Annotated[int, typer.Option(help="Of the episodes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the episodes, and of random rows.")] = 0,
+    rows: Annotated[
+        str, typer.Option(help="Use the rows in the order of the file, or a random one.")
+    ] = "file",
     budget_minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no episode after so many minutes.")
     ] = None,
@@ -97,6 +101,7 @@ def evaluate(
     from patchkv_evals.episodes import EpisodeKind
     from patchkv_evals.profiling_pairs import calibrated_on
     from patchkv_evals.running import RunSpec, run
+    from patchkv_evals.running.spec import RowOrder
 
     # What is wrong is told before the model loads.
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
@@ -110,17 +115,18 @@ def evaluate(
         tokens=tokens,
         position=position,
         seed=seed,
+        rows=cast("RowOrder", rows),
         rounds=rounds,
         max_new_tokens=max_new_tokens,
         profile_sha256=None if profile is None else profile.policies_sha256,
     )
-    spec, rows = _rows(spec, data)
+    spec, found = _rows(spec, data)
     with show_progress(f"loading {model}") as show:
         exact = RecoveryPolicy.exact()  # each call names its policy
         engine = Engine.from_pretrained(model, policy=exact, recovery_profile=profile)
         outcome = run(
             engine,
-            rows,
+            found,
             policies,
             spec,
             out,

@@ -79,11 +79,12 @@ class PairSources:
     edits: Annotated[
         str,
         typer.Option(
-            help="Kinds of episodes, with commas between: refresh, flip, flip_noted, clear, "
-            "summarize, revise_plan, multi, chain, retries.",
+            help="Kinds of episodes, with commas between: refresh, flip, flip_noted, "
+            "flip_answered, flip_planned, flip_summarized, flip_called, clear, summarize, "
+            "revise_plan, multi, chain, retries.",
             rich_help_panel=_GROUP,
         ),
-    ] = "refresh,flip,clear,summarize"
+    ] = "refresh,flip,flip_noted,clear,summarize"
 
     def check(self) -> None:
         """Check what can be told before a model is loaded.

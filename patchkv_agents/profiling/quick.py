@@ -1,9 +1,11 @@
 """Synthetic pairs from texts shipped with the package, for those who have no data of their own.
 
 Twelve agents read about a town, each other pages in another order and for another question. Of each
-there are three edits: `refresh` (a result that was of the wrong page, or had other numbers, is
-fetched again), `clear` (earlier results give way to a placeholder) and `summarize` (some steps give
-way to the first sentences of what was read). Places and sizes of the edits differ.
+there are four edits: `refresh` (a result that was of the wrong page, or had other numbers, is
+fetched again), `flip_noted` (a result had other numbers, and a note behind it, the same in both
+versions, quotes it from memory with those that are right now), `clear` (earlier results give way to
+a placeholder) and `summarize` (some steps give way to the first sentences of what was read). Places
+and sizes of the edits differ.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 
 
 def quick_pairs() -> PairSet:
-    """The pairs: three of each of `TASKS` tasks. Always the same."""
+    """The pairs: four of each of `TASKS` tasks. Always the same."""
     script = load_script()
     made = [pair for task in range(TASKS) for pair in _task(script, task)]
     return pair_set(NAME, made)
@@ -47,10 +49,15 @@ def _task(script: dict[str, Any], task: int) -> list[ContextPair]:
     now = write_messages(script, steps, question)
     cleared = range(place, place + 1 + shape // 2 % 2)
     summarised = range(place, place + 2 + shape // 4)
-    stale = spare["result"] if task % 2 == 0 else _other_numbers(steps[place]["result"])
-    before = [*steps[:place], {**steps[place], "result": stale}, *steps[place + 1 :]]
+    outdated = _other_numbers(steps[place]["result"])
+    stale = spare["result"] if task % 2 == 0 else outdated
+    noted = _noted(steps, place)
     versions = {
-        "refresh": (write_messages(script, before, question), now),
+        "refresh": (write_messages(script, _with_result(steps, place, stale), question), now),
+        "flip_noted": (
+            write_messages(script, _with_result(noted, place, outdated), question),
+            write_messages(script, noted, question),
+        ),
         "clear": (now, _cleared(now, cleared)),
         "summarize": (now, _summarised(now, steps, summarised)),
     }
@@ -63,6 +70,22 @@ def _task(script: dict[str, Any], task: int) -> list[ContextPair]:
             ContextPair(f"{name}/{kind}", name, kind, NAME, old, new, infer_edits(old, new))
         )
     return found
+
+
+def _with_result(
+    steps: list[dict[str, Any]], place: int, result: list[str]
+) -> list[dict[str, Any]]:
+    return [*steps[:place], {**steps[place], "result": result}, *steps[place + 1 :]]
+
+
+def _noted(steps: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
+    """The steps with a note, half-way behind one of them, that quotes its result from memory."""
+    title, *lines = steps[place]["result"]
+    quoted = next(s for line in lines for s in _SENTENCE_END.split(line) if re.search(r"\d", s))
+    note = f'Note: from memory, under "{title}" it says: {quoted} The page above decides.'
+    later = (place + len(steps)) // 2
+    step = steps[later]
+    return [*steps[:later], {**step, "note": f"{note}\n{step['note']}"}, *steps[later + 1 :]]
 
 
 def _other_numbers(lines: list[str]) -> list[str]:

@@ -56,6 +56,23 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tupl
     return output.out, output.err
 
 
+def test_random_rows_are_others_for_each_seed(capsys, model, data, tmp_path):
+    """Each release reports on rows drawn afresh; the rows' order in the file favors none."""
+    options = ("--dataset", "hotpotqa", "--data", data, "--model", model, "--tokens", "700")
+    options += ("--limit", "2", "--methods", "direct_reuse", "--rows", "random")
+    drawn = []
+    for seed in ("0", "1", "2"):
+        out = tmp_path / seed
+        run(capsys, *options, "--seed", seed, "--out", str(out))
+        lines = (out / "results.jsonl").read_text().splitlines()
+        drawn.append(tuple(dict.fromkeys(json.loads(line)["row"] for line in lines)))
+    assert len(set(drawn)) > 1 and all(len(rows) == 2 for rows in drawn)
+    again = tmp_path / "again"
+    run(capsys, *options, "--seed", "2", "--out", str(again))
+    lines = (again / "results.jsonl").read_text().splitlines()
+    assert {json.loads(line)["row"] for line in lines} == set(drawn[2])
+
+
 def test_a_run_its_continuation_and_the_comparison(capsys, model, data, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = str(tmp_path / "results")
@@ -84,6 +101,10 @@ def test_a_run_its_continuation_and_the_comparison(capsys, model, data, tmp_path
     assert "4 episodes of 2 rows in 1 run" in shown
     assert "open  resume TTFT against cacheblend" in shown
 
+    _, errors = run(capsys, *options, "--rows", "random", status=2)
+    assert "holds a run with rows 'file', and this one has 'random'" in errors
+    _, errors = run(capsys, *options, "--rows", "some", status=2)
+    assert "no rows 'some'" in errors
     _, errors = run(capsys, *options, "--seed", "1", status=2)
     assert "holds a run with seed 0, and this one has 1" in errors
 

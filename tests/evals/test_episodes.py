@@ -153,6 +153,46 @@ def test_a_noted_flip_has_the_same_guess_behind_the_fact_in_both_versions(tokens
     assert mentions(flat(text(new.context, index)), new.answers)
 
 
+@pytest.mark.parametrize("tokens", [400, 1500])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("flip_answered", "My answer so far: {}, by the result for"),
+        ("flip_planned", "3. If there is none, answer {}."),
+        ("flip_summarized", "Summary so far:"),
+        ("flip_called", 'No results for "{}".'),
+    ],
+)
+def test_the_old_fact_is_repeated_behind_the_edit(
+    kind: EpisodeKind, said: str, tokens: int
+) -> None:
+    """What an agent concluded of a fact stays in its context when the fact is edited."""
+    for row in FLIPPABLE[:3]:
+        episode = build(row, kind, tokens=tokens)
+        old, new = episode.old, episode.new
+        (index,) = new.edits[0].old_indices
+        fact = old.answers[0]
+        behind = [version.context.messages[index + 1 :] for version in episode.versions]
+        assert behind[0] == behind[1]
+        (repeat,) = [m for m in behind[1][:-1] if said.format(fact) in m.text]
+        assert mentions(flat(repeat.text), [fact])
+        assert not mentions(everything(old.context), new.answers)
+        assert mentions(flat(text(new.context, index)), new.answers)
+        assert episode.stale_answers() == row.answers
+        if kind == "flip_called":
+            arguments = [c.arguments for m in behind[1] for c in m.tool_calls]
+            assert {"query": fact} in arguments
+
+
+def test_where_a_fact_is_repeated_is_drawn_for_each_episode() -> None:
+    places = set()
+    for seed in range(6):
+        context = build(ROWS[0], "flip_planned", tokens=3000, seed=seed).new.context
+        named = [i for i, m in enumerate(context.messages) if "Plan from here" in m.text]
+        places.add((len(context.messages) - named[0]) // 2)
+    assert len(places) > 2
+
+
 def test_clear_leaves_placeholders_and_the_evidence() -> None:
     episode = build(ROWS[1], "clear")
     assert len(episode.new.edits) == 2

@@ -1,4 +1,4 @@
-"""Synthetic pairs: always the same, twelve tasks of three kinds, and fit for profiling."""
+"""Synthetic pairs: always the same, twelve tasks of four kinds, and fit for profiling."""
 
 from __future__ import annotations
 
@@ -11,16 +11,28 @@ from patchkv_agents.profiling.quick import TASKS, quick_pairs
 from tests.engine.models import tiny_engine
 
 
-def test_pairs_are_always_the_same_and_of_three_kinds_in_twelve_tasks():
+def test_pairs_are_always_the_same_and_of_four_kinds_in_twelve_tasks():
     pairs = quick_pairs()
     assert pairs == quick_pairs() and pairs.sha256 == quick_pairs().sha256
     assert pairs.tasks == TASKS == 12 and pairs.skipped == ()
-    assert [p.kind for p in pairs.pairs] == ["refresh", "clear", "summarize"] * TASKS
+    assert [p.kind for p in pairs.pairs] == ["refresh", "flip_noted", "clear", "summarize"] * TASKS
     calibration, validation = split(pairs.pairs)
-    assert len(calibration) == len(validation) == 18
+    assert len(calibration) == len(validation) == 24
     assert len(task_groups(pairs.pairs)) == len(set(task_groups(pairs.pairs).values())) == TASKS
     least = Thresholds()  # the validation half is enough for a pass
     assert len(validation) >= least.pairs and len({p.task for p in validation}) >= least.tasks
+
+
+def test_a_note_behind_a_flipped_page_says_the_same_in_both_versions():
+    """A profile that fails where an edited fact is repeated behind the edit does not pass."""
+    for pair in quick_pairs().pairs:
+        if pair.kind != "flip_noted":
+            continue
+        old, new = ([m.text for m in context.messages] for context in (pair.old, pair.new))
+        (edited,) = (i for i, (was, now) in enumerate(zip(old, new, strict=True)) if was != now)
+        (noted,) = (i for i, text in enumerate(new) if "Note: from memory" in text)
+        quoted = new[noted].split("it says: ")[1].split(" The page above decides.")[0]
+        assert noted > edited and quoted in new[edited] and quoted not in old[edited]
 
 
 def test_every_pair_is_usable_and_edits_differ_in_size_and_place(smollm2_tokenizer):

@@ -13,6 +13,10 @@ EpisodeKind = Literal[
     "refresh",
     "flip",
     "flip_noted",
+    "flip_answered",
+    "flip_planned",
+    "flip_summarized",
+    "flip_called",
     "clear",
     "summarize",
     "revise_plan",
@@ -36,6 +40,10 @@ class EpisodeSpec:
             - `flip`: the answer's name is replaced by another one in the evidence;
             - `flip_noted`: the same, and a note behind it names the answer to come as a guess that
               the evidence is to decide: refuted in the old version, right in the new one;
+            - `flip_answered`: the same as `flip`, and behind it the assistant has already given the
+              old answer;
+            - `flip_planned`, `flip_summarized`: and a plan, or a summary, behind it names it;
+            - `flip_called`: and a search behind it has the old answer as its query;
             - `clear`: results of earlier searches are replaced by a placeholder;
             - `summarize`: several steps are replaced by an extractive summary;
             - `revise_plan`: the plan is rewritten;

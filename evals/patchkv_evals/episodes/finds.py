@@ -85,22 +85,6 @@ def neutral_note(rng: random.Random) -> str:
     return rng.choice(_NEUTRAL_NOTES)
 
 
-def guess(find: Find, question: str, answer: str) -> str:
-    """A note of an answer that a result is to decide on: true whether it is right or not."""
-    return (
-        f'Note: from memory, the answer to "{question}" could be {answer}; the result for '
-        f'"{find.query}" decides.'
-    )
-
-
-def noted(script: Script, key: int | None, note: str) -> Script:
-    """The script with another note in front of a step's thought, or of the last words if None."""
-    if key is None:
-        return replace(script, closing=f"{note}\n{script.closing}")
-    step = script.step(key)
-    return script.with_step(replace(step, thought=f"{note}\n{step.thought}"))
-
-
 def script(question: str, finds: Sequence[Find], seed: int) -> Script:
     """Write finds out as steps; each step's thought has the note on the one before."""
     steps = []

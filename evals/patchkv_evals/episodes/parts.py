@@ -20,11 +20,12 @@ from patchkv_evals.episodes.finds import (
 )
 from patchkv_evals.episodes.fitting import Stock
 from patchkv_evals.episodes.kinds import CLOSED, answer_kind
+from patchkv_evals.episodes.repeats import REPEATS
 from patchkv_evals.episodes.sources import PassagePool, Sources, excerpt, sources
 from patchkv_evals.episodes.substitution import Substitution, choose, forms, uses_surname
 from patchkv_evals.text import flat, mentions
 
-FLIPS = ("flip", "flip_noted", "chain")
+FLIPS = ("flip", *REPEATS, "chain")
 PLANS = ("revise_plan", "multi", "chain")
 REFRESHES = ("refresh", "multi", "chain")
 
@@ -180,7 +181,7 @@ class _Gatherer:
     def block(self, evidence: Find) -> list[Find]:
         """The steps that are edited."""
         kind = self._spec.kind
-        if kind in ("refresh", "flip", "flip_noted", "retries"):
+        if kind in ("refresh", "flip", *REPEATS, "retries"):
             return [evidence]
         if kind == "clear":
             return self._of_size(_CLEARED, 0)

@@ -61,11 +61,22 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """An answer of the assistant's between two steps, and what the user says to it."""
+
+    answer: str
+    reply: str
+
+
+Item = Step | Summary | Exchange
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """One version of an episode."""
 
     question: str
-    items: tuple[Step | Summary, ...]
+    items: tuple[Item, ...]
     closing: str
 
     def step(self, key: int) -> Step:
@@ -79,9 +90,22 @@ class Script:
         )
         return replace(self, items=items)
 
+    def with_item(self, item: Item, key: int | None) -> Script:
+        """The script with an item in front of a step, or behind the last one if None."""
+        keys = [other.key if isinstance(other, Step) else None for other in self.items]
+        place = len(keys) if key is None else keys.index(key)
+        return replace(self, items=(*self.items[:place], item, *self.items[place:]))
+
+    def with_note(self, key: int | None, note: str) -> Script:
+        """The script with a note in front of a step's thought, or of the last words if None."""
+        if key is None:
+            return replace(self, closing=f"{note}\n{self.closing}")
+        step = self.step(key)
+        return self.with_step(replace(step, thought=f"{note}\n{step.thought}"))
+
     def with_summary(self, summary: Summary) -> Script:
         """The script with a summary in place of the steps it names, which are neighbours."""
-        items: list[Step | Summary] = []
+        items: list[Item] = []
         for item in self.items:
             if not (isinstance(item, Step) and item.key in summary.keys):
                 items.append(item)
@@ -95,8 +119,10 @@ class Script:
         found: list[int] = []
         index = 2  # behind system and opening
         for item in self.items:
-            length = 2 if isinstance(item, Step) else 1
-            own = {item.key} if isinstance(item, Step) else set(item.keys)
+            own = {item.key} if isinstance(item, Step) else set[int]()
+            if isinstance(item, Summary):
+                own = set(item.keys)
+            length = 1 if isinstance(item, Summary) else 2
             if own & wanted:
                 found += range(index, index + length)
             index += length
@@ -116,6 +142,9 @@ class Script:
         for item in self.items:
             if isinstance(item, Summary):
                 messages.append(Message("user", item.text))
+                continue
+            if isinstance(item, Exchange):
+                messages += [Message("assistant", item.answer), Message("user", item.reply)]
                 continue
             call_id = f"call_{item.key:02d}"
             content = f"{item.plan}\n{item.thought}" if item.plan else item.thought

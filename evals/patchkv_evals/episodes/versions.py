@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from patchkv_agents.context import EditKind
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes.episode import EpisodeSpec
-from patchkv_evals.episodes.finds import guess, noted, script
+from patchkv_evals.episodes.finds import script
 from patchkv_evals.episodes.fitting import Choice
 from patchkv_evals.episodes.parts import PLANS, REFRESHES, Parts
+from patchkv_evals.episodes.repeats import REPEATS, Fact, repeated
 from patchkv_evals.episodes.revisions import (
     Revised,
     Touch,
@@ -22,8 +23,8 @@ from patchkv_evals.episodes.revisions import (
 )
 from patchkv_evals.episodes.script import Script
 
-_EDITS = {
-    "flip_noted": ("flip",),
+_EDITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(REPEATS, ("flip",)),
     "multi": ("revise_plan", "clear", "refresh"),
     "chain": ("refresh", "clear", "flip", "revise_plan", "summarize"),
     "retries": ("refresh",),
@@ -86,10 +87,11 @@ class Versions:
             after.insert(round(parts.places[0] * len(after)), parts.evidence)
         finds = [*before, *parts.block, *after]
         made = script(self._row.question, finds, spec.seed)
-        if spec.kind == "flip_noted":
-            assert parts.flip is not None
-            later = after[len(after) // 2].key if after else None
-            made = noted(made, later, guess(parts.evidence, self._row.question, parts.flip.new[0]))
+        if parts.flip is not None and spec.kind in REPEATS:
+            row, flip = self._row, parts.flip
+            fact = Fact(row.question, parts.evidence, row.answers, flip.new[0])
+            behind = [find.key for find in after]
+            made = repeated(made, spec.kind, fact, behind, f"{spec.seed} {row.dataset} {row.id}")
         planner = len(before) if spec.kind in PLANS else 0
         ahead = [made.step(find.key) for find in finds[planner:]]
         size = spec.edit_tokens if spec.kind == "revise_plan" else None

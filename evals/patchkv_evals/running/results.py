@@ -42,7 +42,7 @@ class Run:
     Attributes:
         folder: where.
         config: schema, command, created, dataset, data, data_sha256, profile_sha256, edits,
-            methods, model, fingerprint, dtype, limit, tokens, position, seed, rounds,
+            methods, model, fingerprint, dtype, limit, tokens, position, seed, rows, rounds,
             max_new_tokens, versions, machine.
         records: episode, row, edit, method, dataset, step (of a chain; 0 otherwise), tokens_old,
             tokens_new, prediction, answers, stale_answers, metrics (see

@@ -56,7 +56,7 @@ def run(
 
     Args:
         engine: runs everything.
-        rows: in the order of their use; they also lend each other passages.
+        rows: in the order of the data set (see `RunSpec.rows`); they lend each other passages.
         policies: the methods; results carry their names.
         spec: what is measured.
         folder: of the results; see `patchkv_evals.running.results`.
@@ -102,7 +102,7 @@ class _Runner:
         progress: ProgressCallback,
     ) -> None:
         self._spec, self._results, self._progress = spec, results, progress
-        self._rows, self._names = rows, tuple(methods)
+        self._rows, self._names = spec.ordered(rows), tuple(methods)
         self._calibrated_on = calibrated_on
         self._pool, self._counter = PassagePool(rows), RenderedCounter(engine.tokenizer)
         self._runs = MethodRuns(

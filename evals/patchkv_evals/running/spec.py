@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from patchkv_agents.baselines import method_names
 from patchkv_agents.engine import Engine
@@ -30,6 +31,8 @@ MAIN_METHODS = (
 ABLATIONS = ("patchkv", *(name for name in method_names() if name not in MAIN_METHODS))
 """PatchKV, and PatchKV with one part taken away or replaced."""
 
+RowOrder = Literal["file", "random"]
+
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
@@ -42,7 +45,10 @@ class RunSpec:
         limit: stop after so many episodes of each kind; None for all that can be made.
         tokens: length of the newest version.
         position: where the first edited message starts, as a share.
-        seed: of the episodes.
+        seed: of the episodes, and of rows in random order.
+        rows: in which order the rows of the data set are used: that of the file, or one that
+            `seed` draws, so that each seed measures on other rows. An episode of a row is the same
+            either way.
         rounds: how often each method resumes; times are medians.
         max_new_tokens: of each answer; at least 16 are generated.
         data: where the rows come from, as results show it.
@@ -58,6 +64,7 @@ class RunSpec:
     tokens: int = 2048
     position: float = 0.2
     seed: int = 0
+    rows: RowOrder = "file"
     rounds: int = 1
     max_new_tokens: int = 24
     data: str | None = None
@@ -69,6 +76,8 @@ class RunSpec:
             self.episode(edit)
         if not self.edits or len(set(self.edits)) < len(self.edits):
             raise DataError("Name at least one kind of edit, and each once.")
+        if self.rows not in get_args(RowOrder):
+            raise DataError(f"There are no rows '{self.rows}': use file or random.")
         limit = 1 if self.limit is None else self.limit
         if min(limit, self.rounds, self.max_new_tokens) < 1:
             raise DataError("limit, rounds and max_new_tokens start at 1.")
@@ -76,6 +85,12 @@ class RunSpec:
     def episode(self, edit: EpisodeKind) -> EpisodeSpec:
         """What is wanted of the episodes of one kind of edit."""
         return EpisodeSpec(edit, tokens=self.tokens, position=self.position, seed=self.seed)
+
+    def ordered(self, rows: Sequence[QARow]) -> Sequence[QARow]:
+        """The rows in the order of their use."""
+        if self.rows == "file":
+            return rows
+        return random.Random(self.seed).sample(rows, len(rows))
 
     def config(self, engine: Engine, methods: tuple[str, ...]) -> dict[str, Any]:
         """The content of config.json."""
@@ -96,6 +111,7 @@ class RunSpec:
             "tokens": self.tokens,
             "position": self.position,
             "seed": self.seed,
+            "rows": self.rows,
             "rounds": self.rounds,
             "max_new_tokens": self.max_new_tokens,
             "versions": versions(),
