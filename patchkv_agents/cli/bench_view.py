@@ -48,38 +48,32 @@ def counts_of(text: str, option: str) -> tuple[int, ...]:
     return counts
 
 
-def told(step: str) -> None:
+def show_step(step: str) -> None:
     """Show progress on standard error."""
     typer.echo(step, err=True)
 
 
 def show(
     result: BenchResult,
-    tables: Sequence[tuple[Sequence[Column], Sequence[Point]]],
+    columns: Sequence[Column],
     *,
     as_json: bool,
     out: Path | None,
-    notes: Sequence[str] = (),
 ) -> None:
     """Print a result, and write its file if a folder is given.
 
     Args:
         result: of the benchmark.
-        tables: columns and points of each table.
+        columns: of the table of its points.
         as_json: print the document instead.
         out: the folder.
-        notes: lines below the tables.
     """
     file = None if out is None else result.write(out)
     if as_json:
         typer.echo(json.dumps(result.document()))
         return
     console = new_console()
-    for columns, points in tables:
-        if points:
-            _print_table(console, columns, points)
-    for note in notes:
-        console.print(note)
+    _print_table(console, columns, result.points)
     from patchkv_agents.provenance import versions
     from patchkv_evals.provenance import machine
 

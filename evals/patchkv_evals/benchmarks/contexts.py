@@ -1,27 +1,17 @@
-"""Edited contexts as token ids: the demo's episode, edits of any place and size, rows of data."""
+"""Edited contexts as token ids: the demo's episode, and edits of any place and size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchkv_agents.alignment import align
-from patchkv_agents.context import Conversation, render
+from patchkv_agents.context import render
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.episode import EDIT_POSITION, build_episode
 from patchkv_agents.ranges import IntArray
-from patchkv_evals.datasets import load_rows
-from patchkv_evals.episodes import (
-    KINDS,
-    EpisodeSpec,
-    PassagePool,
-    RenderedCounter,
-    build_episodes,
-)
 from patchkv_evals.errors import EpisodeError
 
 if TYPE_CHECKING:
@@ -43,13 +33,11 @@ class EditedContext:
     Attributes:
         name: of the context.
         old, new: token ids, int64 `[tokens]`.
-        row: of the data set from which it is made; empty for the demo's.
     """
 
     name: str
     old: IntArray
     new: IntArray
-    row: str = ""
 
     @property
     def edit(self) -> tuple[int, int]:
@@ -141,72 +129,3 @@ def spliced_context(
     old = new.copy()
     old[start : start + edit_tokens] = new[start : start + edit_tokens][::-1]
     return EditedContext("demo, spliced", old, new)
-
-
-def check_data(data: str | None, dataset: str | None, edits: Sequence[str] = ()) -> None:
-    """Check what contexts are to be made of.
-
-    Raises:
-        InputError: a file of rows is given without the name of its data set, or the name without
-            a file; or there is no such kind of edit.
-    """
-    if (data is None) != (dataset is None):
-        raise InputError("--data and --dataset belong together: give both, or neither")
-    for edit in edits:
-        if edit not in KINDS:
-            raise InputError(f"there is no kind '{edit}' of edits: use {', '.join(KINDS)}")
-
-
-def edited_contexts(
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    tokens: int,
-    data: str | None,
-    dataset: str | None,
-    edit: Any,
-    limit: int,
-) -> Sequence[EditedContext]:
-    """Episodes of `limit` rows, of an edit's kind; without a file of rows, the demo's episode.
-
-    Raises:
-        InputError, DataError, EpisodeError: see `demo_context` and `row_contexts`.
-    """
-    if data is None or dataset is None:
-        return [demo_context(tokenizer, tokens)]
-    spec = EpisodeSpec(edit, tokens=tokens)
-    return row_contexts(tokenizer, Path(data), dataset, spec=spec, limit=limit)
-
-
-def row_contexts(
-    tokenizer: PreTrainedTokenizerBase,
-    data: Path,
-    dataset: str,
-    *,
-    spec: EpisodeSpec,
-    limit: int,
-) -> Sequence[EditedContext]:
-    """Edited episodes of the rows of a data set: the last edit of each.
-
-    Raises:
-        DataError: the file cannot be read.
-        EpisodeError: no row gives an episode.
-    """
-    rows = load_rows(data, dataset, limit=max(10 * limit, 50)).rows
-    found = build_episodes(
-        rows, [spec], pool=PassagePool(rows), counter=RenderedCounter(tokenizer), limit=limit
-    )
-    if not found.episodes:
-        raise EpisodeError(f"no row of {data} gives an episode: {found.report()}")
-    return [
-        EditedContext(
-            episode.id,
-            _token_ids(tokenizer, episode.old.context),
-            _token_ids(tokenizer, episode.new.context),
-            episode.provenance.row_id,
-        )
-        for episode in found.episodes
-    ]
-
-
-def _token_ids(tokenizer: PreTrainedTokenizerBase, context: Conversation) -> IntArray:
-    return render(context, tokenizer).token_ids

@@ -18,15 +18,17 @@ from functools import partial
 import numpy as np
 import torch
 
-from patchkv_agents.alignment import align
+from patchkv_agents.alignment import Alignment, align
 from patchkv_agents.backends.transformers.capture import PROMPT_QUERIES, AttentionCapture
+from patchkv_agents.checkpoint.block_map import MAP_BLOCK, BlockMap
 from patchkv_agents.checkpoint.precision import (
     PrecisionPolicy,
     assign_formats,
     block_formats,
     low_bit_errors,
 )
-from patchkv_evals.benchmarks.align import planning
+from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.plan import RecoveryPlan, plan_recovery
 from patchkv_evals.benchmarks.results import BenchResult, Column, spread
 from patchkv_evals.benchmarks.results import number as text_of
 from patchkv_evals.benchmarks.synthetic import (
@@ -96,12 +98,30 @@ def _parts(config: PlanConfig, tokens: int) -> dict[str, Callable[[], object]]:
     return {
         "aggregation": partial(capture.scores, tokens),
         "align": partial(align, old, new),
-        "repair_set": planning(alignment),
+        "repair_set": _planning(alignment),
         "precision_planning": partial(
             block_formats, policy, list(values), ranges, scores, tokens=tokens
         ),
         "tagging": partial(assign_formats, policy, scores, errors, lengths, tokens=tokens),
     }
+
+
+def _planning(alignment: Alignment) -> Callable[[], RecoveryPlan]:
+    """The default policy's plan, with every old row exact, random scores and a random block map."""
+    tokens = alignment.tokens_old
+    rng = np.random.default_rng(0)
+    scores = rng.random(tokens).astype(np.float32)
+    blocks = -(-tokens // MAP_BLOCK)
+    mass = np.tril(rng.random((blocks, blocks), dtype=np.float32))
+    return partial(
+        plan_recovery,
+        alignment,
+        RecoveryPolicy.default(),
+        origins=np.zeros(tokens, dtype=np.int16),
+        available=np.ones(tokens, dtype=bool),
+        scores=scores / scores.sum(),
+        block_map=BlockMap(MAP_BLOCK, mass / mass.sum(axis=1, keepdims=True)),
+    )
 
 
 COLUMNS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ class BenchResult:
         points: JSON objects; each benchmark's module describes its own.
         device: on which it ran.
         variant: distinguishes files of one benchmark in a folder.
-        fits: laws fitted to the points, if any.
     """
 
     bench: str
@@ -39,11 +38,10 @@ class BenchResult:
     points: Sequence[Point]
     device: str = "cpu"
     variant: str = ""
-    fits: Sequence[Point] = field(default=())
 
     def document(self) -> dict[str, Any]:
         """The points with command, versions and machine."""
-        document = {
+        return {
             "schema": SCHEMA,
             "bench": self.bench,
             "command": command_line(),
@@ -53,7 +51,6 @@ class BenchResult:
             "machine": machine(self.device),
             "points": list(self.points),
         }
-        return {**document, "fits": list(self.fits)} if self.fits else document
 
     def write(self, folder: Path) -> Path:
         """Write the document to `bench-<name>.json` in a folder, which is made if need be."""

@@ -10,7 +10,7 @@ vary), `method`, `tokens`, `tokens_old`, `position` (share), `edit_tokens` (of t
 `ttft_ms`, `planning_ms`, `restore_ms`, `recompute_ms` (medians), `ttft_rounds_ms`, `speedup` (over
 prefix cache, of medians), `recompute_ratio`, `repair_ratio`, `payload_bytes`, `payload_ratio` (to
 the same rows in 16 bits; null if none were read), `first_token_kl` (nats, full prefill || method),
-`top1_agree`. A sweep of 3 lengths or more has `fits` too, a power law for each method.
+`top1_agree`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_evals.benchmarks.contexts import EditedContext, demo_context, spliced_context
-from patchkv_evals.benchmarks.fits import power_law
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
 from patchkv_evals.benchmarks.timing import Point, Report, Steps, interleaved, silent, timing
 from patchkv_evals.running.measures import payload_ratio
@@ -144,7 +143,6 @@ def resume(engine: Engine, config: ResumeConfig, report: Report = silent) -> Ben
         points,
         str(engine.adapter.device),
         variant=config.sweep,
-        fits=_fits(points) if config.sweep == "length" else (),
     )
 
 
@@ -265,18 +263,6 @@ def _point(
     }
 
 
-def _fits(points: Sequence[Point]) -> list[Point]:
-    """A power law of TTFT for each method, where there are lengths enough."""
-    fits = []
-    for name in dict.fromkeys(point["method"] for point in points):
-        own = [point for point in points if point["method"] == name]
-        tokens = [point["tokens"] for point in own]
-        if len(set(tokens)) >= 3:
-            law = power_law(tokens, [point["ttft_ms"] for point in own])
-            fits.append({"method": name, **asdict(law)})
-    return fits
-
-
 def _value(point: Point) -> str:
     value = point["value"]
     if value is None:
@@ -298,12 +284,3 @@ COLUMNS = (
     Column("payload", number("payload_ratio", ".1%")),
     Column("first-token KL", number("first_token_kl", ".5f")),
 )
-
-
-def notes(result: BenchResult) -> list[str]:
-    """How cost grows with length, by method."""
-    return [
-        f"{fit['method'].replace('_', ' ')}: TTFT grows as tokens^{fit['exponent']:.2f}, from "
-        f"{fit['ms_at_1000']:,.0f} ms at 1,000 tokens (largest residual {fit['residual']:.0%})"
-        for fit in result.fits
-    ]

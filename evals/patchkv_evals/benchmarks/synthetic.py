@@ -26,7 +26,7 @@ MIXES: dict[str, dict[PayloadFormat, float]] = {
     "k4v4": {PayloadFormat.K4V4: 1.0},
     "mixed": {PayloadFormat.F16: 0.02, PayloadFormat.K8V8: 0.1, PayloadFormat.K8V4: 0.88},
 }
-"""Share of the blocks in each format; mixed as `patchkv bench formats` finds the default's."""
+"""Share of the blocks in each format; mixed about as the default policy stores text."""
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -111,14 +111,6 @@ def text_like_ids(tokens: int, *, seed: int = 0) -> IntArray:
     ranks = np.random.default_rng(seed).zipf(1.2, tokens)
     ids: IntArray = ranks.astype(np.int64) % VOCABULARY
     return ids
-
-
-def repeating_ids(tokens: int, *, passage: int = 400, seed: int = 0) -> IntArray:
-    """The same where a third of the passages come again, as in retrieved pages."""
-    count = -(-tokens // passage)
-    passages = text_like_ids(count * passage, seed=seed).reshape(count, passage)
-    passages[2::3] = passages[0 : count - 2 : 3][: len(passages[2::3])]
-    return passages.reshape(-1)[:tokens].copy()
 
 
 def with_hunks(ids: IntArray, hunks: int, *, size: int = 64, seed: int = 1) -> IntArray:

@@ -66,8 +66,8 @@ def build_episode(
     Raises:
         EpisodeError: it cannot be done with this row; the message is the reason.
     """
-    parts = gather(row, spec, pool, counter.text)
-    versions = Versions(row, spec, parts, counter.text)
+    parts = gather(row, spec, pool)
+    versions = Versions(row, spec, parts)
 
     def measure(choice: Choice) -> tuple[Measured, int]:
         states = versions.of(choice)

@@ -26,8 +26,6 @@ EpisodeKind = Literal[
 ]
 KINDS: tuple[EpisodeKind, ...] = get_args(EpisodeKind)
 
-SummaryKind = Literal["lossless", "lossy"]
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
@@ -45,7 +43,8 @@ class EpisodeSpec:
             - `flip_planned`, `flip_summarized`: and a plan, or a summary, behind it names it;
             - `flip_called`: and a search behind it has the old answer as its query;
             - `clear`: results of earlier searches are replaced by a placeholder;
-            - `summarize`: several steps are replaced by an extractive summary;
+            - `summarize`: several steps are replaced by an extractive summary that keeps the whole
+              evidence;
             - `revise_plan`: the plan is rewritten;
             - `multi`: plan revised, a result cleared and the evidence refreshed at once;
             - `chain`: refresh, clear, flip, revise_plan, summarize, one after the other, with the
@@ -56,10 +55,6 @@ class EpisodeSpec:
             Versions before it are longer where the edit removes text.
         position: where the first edited message starts, as a share of the newest version; as near
             as steps of some 100 tokens and the parts that cannot be moved allow.
-        edit_tokens: about how long the edited result, plan or range of steps is, where it is
-            longest, as far as there is text for it; None for its natural length (one result; a plan
-            of 4 lines; 2 results cleared; 3 steps summarised).
-        summary: `lossless` keeps the whole evidence, `lossy` leaves out what the answer needs.
         passage_words: passages are shown up to this length, cut at sentences.
         seed: the same seed gives the same episode.
     """
@@ -67,21 +62,16 @@ class EpisodeSpec:
     kind: EpisodeKind
     tokens: int = 2048
     position: float = 0.2
-    edit_tokens: int | None = None
-    summary: SummaryKind = "lossless"
     passage_words: int = 120
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise EpisodeError(f"No episodes of kind {self.kind!r}; choose of {', '.join(KINDS)}.")
-        if self.summary not in get_args(SummaryKind):
-            raise EpisodeError(f"No {self.summary!r} summaries; choose lossless or lossy.")
         if not 0 <= self.position <= 1:
             raise EpisodeError(f"The edit's position is a share from 0 to 1, not {self.position}.")
-        size = 1 if self.edit_tokens is None else self.edit_tokens
-        if self.tokens < 1 or size < 1 or self.passage_words < 20:
-            raise EpisodeError("tokens and edit_tokens start at 1, passage_words at 20.")
+        if self.tokens < 1 or self.passage_words < 20:
+            raise EpisodeError("tokens start at 1, passage_words at 20.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes.episode import EpisodeSpec
 from patchkv_evals.episodes.finds import (
-    SHORTEST_TEXT,
     Find,
     filler,
     neutral_note,
@@ -72,14 +71,13 @@ class Parts:
     used: int
 
 
-def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[str], int]) -> Parts:
+def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool) -> Parts:
     """Gather the parts; the same arguments give the same parts.
 
     Args:
         row: the row.
         spec: what is wanted.
         pool: lends fillers and substitutes.
-        count: tokens of a text.
 
     Raises:
         EpisodeError: the row has no evidence, or its answer cannot be replaced.
@@ -92,7 +90,7 @@ def gather(row: QARow, spec: EpisodeSpec, pool: PassagePool, count: Callable[[st
     if spec.kind in FLIPS:
         texts = "\n".join(f"{p.title}\n{p.text}" for p in (*gold.evidence, *gold.support))
         flip, lender = choose(row, texts, pool.candidates, rng)
-    gatherer = _Gatherer(row, spec, pool, count, rng, (*names, *(flip.new if flip else ())))
+    gatherer = _Gatherer(row, spec, pool, rng, (*names, *(flip.new if flip else ())))
     evidence = gatherer.evidence(gold)
     before_refresh, stale = gatherer.stale(evidence)
     misses = gatherer.misses(evidence)
@@ -124,11 +122,10 @@ class _Gatherer:
         row: QARow,
         spec: EpisodeSpec,
         pool: PassagePool,
-        count: Callable[[str], int],
         rng: random.Random,
         hidden: tuple[str, ...],
     ) -> None:
-        self._row, self._spec, self._count, self._rng = row, spec, count, rng
+        self._row, self._spec, self._rng = row, spec, rng
         self._hidden = hidden  # names that nothing but the evidence may have
         self._keys = iter(range(1, 1_000_000))
         self.stock = Stock(self._fillers(pool))
@@ -140,20 +137,11 @@ class _Gatherer:
         return next(self._keys)
 
     def evidence(self, gold: Sources) -> Find:
-        """The search that brings the evidence, with fillers up to the size that is wanted."""
+        """The search that brings the evidence."""
         passages = list(gold.evidence)
         title = title_query(passages[0]) if len(passages) == 1 else ""
         tells = not title or mentions(flat(title), self._hidden)
         query = search_query(self._row.question) if tells else title
-        wanted = self._spec.edit_tokens or 0
-        if self._spec.kind not in ("clear", "summarize", "revise_plan"):
-            while (room := wanted - self._count(show(passages))) > 0:
-                find = self._next()
-                words = len(find.passages[0].text.split())
-                fitting = min(words, round(words * room / self._count(find.result)))
-                if fitting < SHORTEST_TEXT:
-                    break
-                passages += find.shortened(fitting).passages
         self._rng.shuffle(passages)
         return Find(self.key(), query, tuple(passages), neutral_note(self._rng))
 
@@ -184,25 +172,15 @@ class _Gatherer:
         if kind in ("refresh", "flip", *REPEATS, "retries"):
             return [evidence]
         if kind == "clear":
-            return self._of_size(_CLEARED, 0)
+            return [self._next() for _ in range(_CLEARED)]
         if kind == "summarize":
-            fillers = self._of_size(_SUMMARIZED - 1, self._count(evidence.result))
+            fillers = [self._next() for _ in range(_SUMMARIZED - 1)]
             half = len(fillers) // 2
             return [*fillers[:half], evidence, *fillers[half:]]
         if kind == "revise_plan":
             return [self._next()]
         last = [self._next()] if kind == "chain" else []
         return [self._next(), self._next(), evidence, *last]
-
-    def _of_size(self, natural: int, held: int) -> list[Find]:
-        """So many fillers, or as many as make up the size that is wanted."""
-        wanted = self._spec.edit_tokens
-        if wanted is None:
-            return [self._next() for _ in range(natural)]
-        finds: list[Find] = [] if held else [self._next()]
-        while held + sum(self._count(find.result) for find in finds) < wanted:
-            finds.append(self._next())
-        return finds
 
     def _next(self) -> Find:
         self.used += 1

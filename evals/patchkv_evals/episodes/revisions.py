@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from patchkv_agents.context import Edit, EditKind
-from patchkv_evals.episodes.episode import SummaryKind
 from patchkv_evals.episodes.script import CLEARED, Script, Step, Summary
 from patchkv_evals.text import cut, flat, mentions, one_line, sentences
 
 _GIST_WORDS = 25
+_PLANNED = 3  # steps that a plan names
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +67,23 @@ def revise_plan(script: Script, key: int, plan: str) -> Revised:
 
 
 def summarize(
-    script: Script,
-    keys: tuple[int, ...],
-    evidence: int,
-    names: Sequence[str],
-    variant: SummaryKind,
+    script: Script, keys: tuple[int, ...], evidence: int, names: Sequence[str]
 ) -> Revised:
     """Replace steps by an extractive summary, in a message of the user's.
 
     Args:
         script: the version before.
-        keys: of the steps, which are neighbours.
-        evidence: the step whose result the answer needs, kept whole if `lossless`. If `lossy`, no
-            sentence with one of the names is kept, or none at all where there are no names.
-        names: forms of the answer.
-        variant: of the summary.
+        keys: of the steps, which are neighbors.
+        evidence: the step whose result the answer needs, kept whole.
+        names: forms of the answer; no sentence of the other steps with one of them is kept.
     """
     lines = ["Summary of the searches that stood here:"]
     for key in keys:
         step = script.step(key)
-        if key != evidence:
-            gist = _gist(step.result, names)
-        elif variant == "lossless":
+        if key == evidence:
             gist = one_line(step.result.removeprefix(f"{step.query}\n"))
         else:
-            gist = _gist(step.result, names) if names else ""
+            gist = _gist(step.result, names)
         lines.append(f"- {step.query}: {gist or 'read, nothing noted.'}")
     changed = script.with_summary(Summary(keys, "\n".join(lines)))
     return Revised(changed, (Touch(EditKind.SUMMARIZE, keys, "all"),))
@@ -104,21 +96,13 @@ def _gist(result: str, names: Sequence[str]) -> str:
     return cut(next(plain, ""), _GIST_WORDS)
 
 
-def plans(steps: Sequence[Step], count: Callable[[str], int], size: int | None) -> tuple[str, str]:
-    """A plan for some steps, and its revision.
+def plans(steps: Sequence[Step]) -> tuple[str, str]:
+    """A plan of four lines for some steps, and its revision.
 
     Args:
         steps: what is still to be looked up, in order; one at least.
-        count: tokens of a text.
-        size: the old plan's wanted length in tokens, as far as there are steps; None for four
-            lines.
     """
-    queries = [step.query for step in steps]
-    shown = 3
-    if size is not None:
-        enough = (n for n in range(1, len(queries)) if count(_plan(queries[:n])) >= size)
-        shown = next(enough, len(queries))
-    queries = queries[:shown]
+    queries = [step.query for step in steps[:_PLANNED]]
     revised = [*queries[1:2], *queries[:1], *queries[2:-1]]
     return _plan(queries), _plan(revised, revised=True)
 

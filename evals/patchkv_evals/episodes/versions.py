@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from patchkv_agents.context import EditKind
@@ -49,10 +48,8 @@ class Versions:
     edit is wanted in the second half.
     """
 
-    def __init__(
-        self, row: QARow, spec: EpisodeSpec, parts: Parts, count: Callable[[str], int]
-    ) -> None:
-        self._row, self._spec, self._parts, self._count = row, spec, parts, count
+    def __init__(self, row: QARow, spec: EpisodeSpec, parts: Parts) -> None:
+        self._row, self._spec, self._parts = row, spec, parts
 
     def of(self, choice: Choice) -> list[State]:
         """The versions, oldest first.
@@ -94,8 +91,7 @@ class Versions:
             made = repeated(made, spec.kind, fact, behind, f"{spec.seed} {row.dataset} {row.id}")
         planner = len(before) if spec.kind in PLANS else 0
         ahead = [made.step(find.key) for find in finds[planner:]]
-        size = spec.edit_tokens if spec.kind == "revise_plan" else None
-        plan, revised = plans(ahead, self._count, size)
+        plan, revised = plans(ahead)
         return made.with_step(replace(ahead[0], plan=plan)), revised
 
     def _without_evidence(self, script: Script, found: str, *, edited: bool) -> State:
@@ -129,6 +125,6 @@ class Versions:
             first = 2 if spec.kind == "chain" else 0
             keys = [find.key for find in parts.block[first:]]
             names = (*parts.names, *(parts.flip.new if parts.flip else ()))
-            revised = summarize(old, tuple(keys), key, names, spec.summary)
-            answerable = spec.summary == "lossless"
+            revised = summarize(old, tuple(keys), key, names)
+            answerable = True
         return State(revised.script, answers, answerable, revised.touches)

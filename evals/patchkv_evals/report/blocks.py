@@ -56,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure as PNG, for white and for dark ground.
+    """A chart as PNG.
 
     Attributes:
         name: of its file, without suffix.
@@ -67,8 +67,7 @@ class Picture:
     name: str
     alt: str
     caption: str
-    light: bytes
-    dark: bytes
+    png: bytes
     width: int
 
 

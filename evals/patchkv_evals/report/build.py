@@ -12,14 +12,19 @@ from patchkv_agents import __version__
 from patchkv_agents.console import plural
 from patchkv_agents.provenance import created
 from patchkv_evals.errors import ReportError
-from patchkv_evals.report.bench_sections import bench_order, bench_section
+from patchkv_evals.report.benches import bench_section
 from patchkv_evals.report.blocks import Block, Command, Section, Text
-from patchkv_evals.report.eval_sections import model_section
-from patchkv_evals.report.eval_tables import failures, methods_table
+from patchkv_evals.report.charts import edit_chart, require_matplotlib, speed_chart
 from patchkv_evals.report.page import pictures, render
-from patchkv_evals.report.sources import Bench, Sources, provenance_line, read_sources
-from patchkv_evals.report.style import require_matplotlib
-from patchkv_evals.report.targets import headline, headlines
+from patchkv_evals.report.sources import (
+    Bench,
+    ModelRuns,
+    Sources,
+    provenance_line,
+    read_sources,
+)
+from patchkv_evals.report.tables import edit_tables, failures, methods_table
+from patchkv_evals.report.targets import headline, headlines, targets_blocks
 
 TITLE = "PatchKV Agents: evaluation report"
 
@@ -30,7 +35,7 @@ class Written:
 
     Attributes:
         page: the HTML file.
-        figures: the PNG files (for white ground).
+        figures: the PNG files.
         models: for each model its pooled figures and targets; see `pooled.Pooled.to_dict`.
         headlines: for each model the comparison in a sentence.
     """
@@ -65,7 +70,7 @@ def write_report(folders: Iterable[Path], out: Path) -> Written:
         for picture in pictures(sections):
             beside.mkdir(exist_ok=True)
             figures.append(beside / f"{picture.name}.png")
-            figures[-1].write_bytes(picture.light)
+            figures[-1].write_bytes(picture.png)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ReportError(f"{out} cannot be written ({reason}); choose another --out.") from error
@@ -82,7 +87,7 @@ def _head(sources: Sources) -> list[Block]:
     origins = dict.fromkeys(
         provenance_line(document)
         for document in (
-            *(evaluated.run.config for evaluated in sources.runs),
+            *(source.run.config for source in sources.runs),
             *(bench.document for bench in sources.benches),
         )
     )
@@ -97,16 +102,20 @@ def _head(sources: Sources) -> list[Block]:
 
 
 def _sections(sources: Sources) -> list[Section]:
-    sections = []
-    names = {name for evaluated in sources.runs for name in evaluated.summary["methods"]}
-    for index, model in enumerate(sources.models, start=1):
-        sections.append(model_section(model, f"model-{index}"))
-    benches = sorted(sources.benches, key=bench_order)
-    if benches:
-        parts = tuple(bench_section(bench, name) for bench, name in _named(benches))
+    sections = [
+        _model_section(model, f"model-{number}")
+        for number, model in enumerate(sources.models, start=1)
+    ]
+    if sources.benches:
+        parts = tuple(bench_section(bench, name) for bench, name in _named(sources.benches))
         sections.append(Section("Benchmarks", "benchmarks", (), parts))
-        resumes = (bench for bench in benches if bench.name == "resume")
-        names |= {point["method"] for bench in resumes for point in bench.points}
+    names = {record["method"] for model in sources.models for record in model.records}
+    names |= {
+        point["method"]
+        for bench in sources.benches
+        if bench.name == "resume"
+        for point in bench.points
+    }
     if names:
         sections.append(Section("Methods", "methods", (methods_table(names),)))
     if sources.runs:
@@ -114,6 +123,35 @@ def _sections(sources: Sources) -> list[Section]:
         sections.append(Section("Failures and skipped rows", "failures", blocks))
     sections.append(Section("How to reproduce", "reproduce", tuple(_commands(sources))))
     return sections
+
+
+def _model_section(model: ModelRuns, anchor: str) -> Section:
+    """Targets, charts and tables of one model."""
+    records, title = model.records, model.title
+    if not records:
+        text = "No method gave a result: see the failures below."
+        return Section(title, anchor, (Text(text),))
+    config = model.runs[0].run.config
+    datasets = dict.fromkeys(source.run.config["dataset"] for source in model.runs)
+    edits = dict.fromkeys(record["edit"] for record in records)
+    lengths = [record["tokens_new"] for record in records]
+    profile = config.get("profile_sha256")
+    head = (
+        f"{plural(model.pooled.rows, 'row')} of {', '.join(datasets)}, edited by "
+        f"{', '.join(edits)}; contexts of {min(lengths):,} to {max(lengths):,} tokens. Weights "
+        f"{config['fingerprint']}."
+        + (f" Methods from the profile with policies {profile[:16]}." if profile else "")
+    )
+    charts = (
+        speed_chart(f"{anchor}-speed", title, records),
+        edit_chart(f"{anchor}-edits", title, model.summary["edits"]),
+    )
+    parts = (
+        Section("Targets", f"{anchor}-targets", tuple(targets_blocks(model))),
+        Section("Quality against time", f"{anchor}-quality", charts),
+        Section("By kind of edit", f"{anchor}-tables", tuple(edit_tables(model))),
+    )
+    return Section(title, anchor, (Text(head),), tuple(part for part in parts if part.blocks))
 
 
 def _named(benches: Sequence[Bench]) -> list[tuple[Bench, str]]:
@@ -132,14 +170,14 @@ def _plain(stem: str) -> str:
 def _commands(sources: Sources) -> list[Block]:
     commands = dict.fromkeys(
         (
-            *(evaluated.run.config["command"] for evaluated in sources.runs),
+            *(source.run.config["command"] for source in sources.runs),
             *(bench.document["command"] for bench in sources.benches),
         )
     )
     data = dict.fromkeys(
-        f"{evaluated.run.config['data']}: SHA-256 {evaluated.run.config['data_sha256']}"
-        for evaluated in sources.runs
-        if evaluated.run.config.get("data_sha256")
+        f"{source.run.config['data']}: SHA-256 {source.run.config['data_sha256']}"
+        for source in sources.runs
+        if source.run.config.get("data_sha256")
     )
     blocks: list[Block] = [
         Text("These commands made the results, on the machines named above:"),

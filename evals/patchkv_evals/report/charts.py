@@ -1,175 +1,152 @@
-"""Panels of lines and bars, as most benchmarks need them."""
+"""The report's two charts: divergence against time, and divergence by kind of edit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from patchkv_agents.estimates import quantiles
+from patchkv_evals.errors import ReportError
 from patchkv_evals.report.blocks import Picture
-from patchkv_evals.report.methods import MethodStyle, series_style
-from patchkv_evals.report.style import (
-    Theme,
-    drawn_kl,
-    legend_below,
-    log_kl,
-    marker_options,
-    picture,
-    plain_log,
-)
+from patchkv_evals.report.methods import in_order, style_of
+from patchkv_evals.running.results import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Scale: TypeAlias = Literal["linear", "log", "values", "kl", "names"]
-"""`values` is a log axis with ticks at the values, `kl` one of divergences."""
+_DPI = 150
+_SIZE = (7.6, 5.0)  # inches
+KL_FLOOR = 1e-6
+"""Divergences below this are rounding; they are drawn here, since 0 has no place on a log axis."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A figure at x, with the smallest and largest where they are known."""
+def require_matplotlib() -> None:
+    """Check that charts can be drawn.
 
-    x: float
-    y: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Figures of one method or kind, joined; or a `level`, if it has one, for all x."""
-
-    style: MethodStyle
-    dots: tuple[Dot, ...]
-    level: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One panel.
-
-    Attributes:
-        x_names: what to write at x = 0, 1, ... where `x_scale` is `names`.
-        reference: y of a dotted line, such as 1 for ratios.
-        from_zero: a linear x axis starts at 0.
+    Raises:
+        ReportError: Matplotlib is not installed.
     """
-
-    x_label: str
-    y_label: str
-    lines: tuple[Line, ...]
-    x_scale: Scale = "linear"
-    y_scale: Scale = "linear"
-    title: str = ""
-    x_names: tuple[str, ...] = ()
-    reference: float | None = None
-    from_zero: bool = False
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ReportError(
+            "The report's charts need Matplotlib: pip install 'patchkv-agents[report]'."
+        ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """One panel of horizontal bars from 0, the first name on top."""
+def speed_chart(name: str, model: str, records: Sequence[Record]) -> Picture:
+    """KL of the first token against time to first token, a point for each method."""
+    places = {}
+    for method in in_order(record["method"] for record in records):
+        own = [record["metrics"] for record in records if record["method"] == method]
+        times = [1e-3 * each["resume_ttft_ms"] for each in own if each["resume_ttft_ms"]]
+        kls = [max(each["first_token_kl"], KL_FLOOR) for each in own]
+        if times and kls:
+            places[method] = quantiles(times), quantiles(kls)
 
-    x_label: str
-    values: tuple[Dot, ...]
-    texts: tuple[str, ...]
+    def draw(axes: Axes) -> None:
+        for method, (times, kls) in places.items():
+            _point(axes, method, times, kls)
+        axes.set_xscale("log")
+        axes.set_xlabel("time to first token, s (median, quartiles; log)")
+        axes.set_ylabel("KL of the first token, nats (median, quartiles; log)")
 
-
-def chart_picture(
-    name: str, alt: str, caption: str, charts: Sequence[Chart], *, columns: int = 3
-) -> Picture:
-    """Panels of the same lines in rows of `columns`, and under them one legend."""
-    columns = min(columns, len(charts))
-    rows = -(-len(charts) // columns)
-
-    def draw(figure: Figure, theme: Theme) -> None:
-        grid = figure.subplots(rows, columns, squeeze=False).flatten()
-        names = {line.style.name: line.style for line in charts[0].lines}
-        for axes, chart in zip(grid, charts, strict=False):
-            _draw_chart(axes, chart, theme)
-        for axes in grid[len(charts) :]:
-            axes.set_visible(False)
-        if len(names) > 1:
-            legend_below(figure, list(names.values()), theme, columns=min(4, 2 * columns))
-
-    return picture(name, alt, caption, draw, size=(2.0 + 3.3 * columns, 0.9 + 3.1 * rows))
-
-
-def _draw_chart(axes: Axes, chart: Chart, theme: Theme) -> None:
-    floor = drawn_kl if chart.y_scale == "kl" else float
-    for line in chart.lines:
-        options = marker_options(line.style, theme) | {"markersize": 6, "linewidth": 1.3}
-        if line.level is not None:
-            colour = line.style.colours[theme.index]
-            y = floor(line.level)
-            axes.axhline(y, color=colour, linestyle=(0, (5, 2)), linewidth=1.3)
-            # The marker at its end tells which method it is without its colour.
-            axes.plot([1], [y], transform=axes.get_yaxis_transform(), clip_on=False, **options)
-        if line.dots:
-            x = [dot.x for dot in line.dots]
-            middle = [floor(dot.y) for dot in line.dots]
-            below = [floor(dot.y) - floor(dot.low) for dot in line.dots]
-            above = [floor(dot.high) - floor(dot.y) for dot in line.dots]
-            axes.errorbar(x, middle, yerr=[below, above], elinewidth=1.0, capsize=2, **options)
-    if chart.reference is not None:
-        axes.axhline(chart.reference, color=theme.ink, linestyle=":", linewidth=1.0)
-    axes.set_title(chart.title)
-    axes.set_xlabel(chart.x_label)
-    axes.set_ylabel(chart.y_label)
-    _scale_x(axes, chart)
-    _scale_y(axes, chart)
+    words = "; ".join(
+        f"{method} {times[1]:.2f} s, KL {kls[1]:.1e}" for method, (times, kls) in places.items()
+    )
+    return _picture(
+        name,
+        f"Divergence against time to first token on {model}. {words}",
+        "All data sets and edits; down and to the left is better. Divergences below 1e-6 are drawn "
+        "at 1e-6.",
+        draw,
+    )
 
 
-def _scale_x(axes: Axes, chart: Chart) -> None:
-    from matplotlib.ticker import FixedLocator
+def edit_chart(name: str, model: str, by_edit: Mapping[str, Mapping[str, Any]]) -> Picture:
+    """Mean KL of each method for each kind of edit.
 
-    places = sorted({dot.x for line in chart.lines for dot in line.dots})
-    if chart.x_scale == "names":
-        axes.set_xticks(range(len(chart.x_names)), chart.x_names)
-        axes.set_xlim(-0.5, len(chart.x_names) - 0.5)
-    elif chart.x_scale in ("log", "values") and places and places[0] > 0:
-        plain_log(axes, "x", places[0] / 1.25, places[-1] * 1.25)
-        if chart.x_scale == "values" and len(places) <= 6:
-            axes.xaxis.set_major_locator(FixedLocator(places))
-    elif chart.from_zero:
-        axes.set_xlim(0, 1.08 * max(places, default=1))
+    Args:
+        name: of the picture's file.
+        model: which the alternative text names.
+        by_edit: edit, then method, then metrics, as in `summary.json`.
+    """
+    edits = list(by_edit)
+    methods = in_order(method for entries in by_edit.values() for method in entries)
+
+    def draw(axes: Axes) -> None:
+        for index, method in enumerate(methods):
+            shift = 0.6 * (index / max(1, len(methods) - 1) - 0.5)
+            for place, edit in enumerate(edits):
+                entry = by_edit[edit].get(method, {}).get("first_token_kl")
+                if entry is not None:
+                    low, high = entry["ci"]
+                    values = [max(v, KL_FLOOR) for v in (low, entry["mean"], high)]
+                    _point(axes, method, [place + shift] * 3, values)
+        axes.set_xticks(range(len(edits)), edits, rotation=20)
+        axes.set_ylabel("KL of the first token, nats (mean, 95 % interval; log)")
+
+    worst = {
+        method: max(
+            entries[method]["first_token_kl"]["mean"]
+            for entries in by_edit.values()
+            if "first_token_kl" in entries.get(method, {})
+        )
+        for method in methods
+        if any("first_token_kl" in entries.get(method, {}) for entries in by_edit.values())
+    }
+    words = "; ".join(f"{method} {kl:.1e}" for method, kl in worst.items())
+    return _picture(
+        name,
+        f"Mean divergence by kind of edit on {model}; of each method's worst kind: {words}",
+        "Lower is better; a method is as good as its worst kind of edit.",
+        draw,
+    )
 
 
-def _scale_y(axes: Axes, chart: Chart) -> None:
-    values = [value for line in chart.lines for dot in line.dots for value in (dot.low, dot.high)]
-    values += [line.level for line in chart.lines if line.level is not None]
-    if chart.y_scale == "kl":
-        log_kl(axes, values)
-    elif chart.y_scale == "log" and values and min(values) > 0:
-        plain_log(axes, "y", min(values) / 1.4, max(values) * 1.4)
-    elif values:
-        axes.set_ylim(min(0.0, 1.1 * min(values)), max(0.0, 1.1 * max(values)) or 1.0)
+def _picture(name: str, alt: str, caption: str, draw: Callable[[Axes], None]) -> Picture:
+    return Picture(name, alt, caption, _render(draw), width=round(_SIZE[0] * 96))
 
 
-def bars_picture(
-    name: str, alt: str, caption: str, names: Sequence[str], panels: Sequence[Bars]
-) -> Picture:
-    """Bars of several quantities side by side; one row for each name."""
+def _render(draw: Callable[[Axes], None]) -> bytes:
+    """The chart as PNG, drawn without global state."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    def draw(figure: Figure, theme: Theme) -> None:
-        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-        rows = range(len(names))
-        colour = series_style(0, "").colours[theme.index]
-        for axes, bars in zip(grid, panels, strict=True):
-            axes.barh(rows, [value.y for value in bars.values], 0.62, color=colour, alpha=0.75)
-            for row, value in zip(rows, bars.values, strict=True):
-                if value.low < value.high:
-                    around = [[value.y - value.low], [value.high - value.y]]
-                    axes.errorbar(
-                        value.y, row, xerr=around, color=theme.ink, elinewidth=1, capsize=2
-                    )
-            longest = max(value.high for value in bars.values)
-            for row, (value, text) in enumerate(zip(bars.values, bars.texts, strict=True)):
-                axes.text(value.high + 0.02 * longest, row, text, va="center", fontsize=8.5)
-            axes.set_xlim(0, 1.3 * longest or 1.0)
-            axes.set_xlabel(bars.x_label)
-            axes.grid(visible=False, axis="y")
-        grid[0].set_yticks(rows, names)
-        grid[0].invert_yaxis()
+    # Text is data: a dollar in a name starts no formula.
+    with rc_context({"font.size": 9, "legend.frameon": False, "text.parse_math": False}):
+        figure: Figure = Figure(figsize=_SIZE, dpi=_DPI, layout=ConstrainedLayoutEngine())
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(True, color="#dedede", linewidth=0.7)
+        axes.set_axisbelow(True)
+        draw(axes)
+        axes.set_yscale("log")
+        handles, labels = axes.get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        figure.legend(unique.values(), unique, loc="outside lower center", ncols=4)
+        buffer = io.BytesIO()
+        # No time stamp and version in it: the same figures give the same file.
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
 
-    return picture(name, alt, caption, draw, size=(1.2 + 3.9 * len(panels), 1.1 + 0.4 * len(names)))
+
+def _point(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
+    """A method's marker with bars; `x` and `y` are low end, middle and high end."""
+    style = style_of(method)
+    axes.errorbar(
+        x[1],
+        y[1],
+        xerr=[[x[1] - x[0]], [x[2] - x[1]]],
+        yerr=[[y[1] - y[0]], [y[2] - y[1]]],
+        color=style.color,
+        marker=style.marker,
+        linestyle="",
+        elinewidth=1.1,
+        label=method,
+    )

@@ -40,11 +40,6 @@ def kl(nats: float | None) -> str:
     return f"{nats:.4f}" if abs(nats) >= 1e-3 else f"{nats:.1e}"
 
 
-def megabytes(count: float | None) -> str:
-    """Bytes in units of 10^6."""
-    return NONE if count is None else f"{count / 1e6:.2f}{SPACE}MB"
-
-
 def times(ratio: float | None) -> str:
     """A speed-up."""
     return NONE if ratio is None else f"{ratio:.2f}{SPACE}×"
@@ -75,6 +70,13 @@ def percent_interval(interval: Interval | None) -> str:
     if interval is None:
         return NONE
     return f"{percent(interval.estimate)} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def kl_interval(interval: Interval | None) -> str:
+    """A divergence with its interval."""
+    if interval is None:
+        return NONE
+    return f"{kl(interval.estimate)} [{kl(interval.low)}, {kl(interval.high)}]"
 
 
 def points_interval(entry: dict[str, Any] | None) -> str:

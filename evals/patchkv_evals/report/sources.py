@@ -11,19 +11,15 @@ from typing import Any
 from patchkv_evals.errors import DataError
 from patchkv_evals.provenance import SCHEMA
 from patchkv_evals.running.pooled import Pooled, pool
-from patchkv_evals.running.results import Run, holds_run, read_run
+from patchkv_evals.running.results import Record, Run, holds_run, read_run
+from patchkv_evals.running.summary import summarise
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A run and what its results come to (see `patchkv_evals.running.summary`).
-
-    Attributes:
-        title: names the run among those of its model.
-    """
+class SourceRun:
+    """A run, and a title that names it among those of its model."""
 
     run: Run
-    summary: Mapping[str, Any]
     title: str
 
 
@@ -31,7 +27,7 @@ class Evaluated:
 class ModelRuns:
     """The runs of one model on one machine, and its methods compared over all of them."""
 
-    runs: tuple[Evaluated, ...]
+    runs: tuple[SourceRun, ...]
     pooled: Pooled
 
     @property
@@ -39,6 +35,22 @@ class ModelRuns:
         """Name, number format and device of the model."""
         config = self.runs[0].run.config
         return f"{config['model']}, {config['dtype']}, {config['machine']['device']}"
+
+    @property
+    def records(self) -> list[Record]:
+        """Results of all runs; what several of them have, as the first has it."""
+        found: dict[tuple[Any, ...], Record] = {}
+        for source in self.runs:
+            config = source.run.config
+            for record in source.run.records:
+                place = record["episode"], record["step"], record["method"]
+                found.setdefault((*place, config["tokens"], config["position"]), record)
+        return list(found.values())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the results of all runs come to (see `patchkv_evals.running.summary`)."""
+        return summarise(self.runs[0].run.config, self.records, [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +72,9 @@ class Sources:
     benches: tuple[Bench, ...]
 
     @property
-    def runs(self) -> tuple[Evaluated, ...]:
+    def runs(self) -> tuple[SourceRun, ...]:
         """All runs."""
-        return tuple(evaluated for model in self.models for evaluated in model.runs)
+        return tuple(source for model in self.models for source in model.runs)
 
 
 def read_sources(folders: Iterable[Path]) -> Sources:
@@ -128,11 +140,9 @@ def _by_model(runs: Iterable[Run]) -> tuple[ModelRuns, ...]:
     return tuple(ModelRuns(tuple(_titled(own)), pool(own)[0]) for own in groups.values())
 
 
-def _titled(runs: Sequence[Run]) -> list[Evaluated]:
+def _titled(runs: Sequence[Run]) -> list[SourceRun]:
     titles = [f"{run.config['dataset']}, {run.config['tokens']:,} tokens" for run in runs]
     return [
-        Evaluated(
-            run, run.summary, title if titles.count(title) == 1 else f"{title} ({run.folder.name})"
-        )
+        SourceRun(run, title if titles.count(title) == 1 else f"{title} ({run.folder.name})")
         for run, title in zip(runs, titles, strict=True)
     ]

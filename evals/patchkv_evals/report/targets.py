@@ -1,18 +1,15 @@
-"""What PatchKV is measured by, pooled over the runs of a model, and the methods around it."""
+"""Targets of PatchKV, and all methods pooled over the runs of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from patchkv_agents.console import plural
 from patchkv_evals.report import numbers
-from patchkv_evals.report.blocks import Block, Note, Table, Text, few, table
+from patchkv_evals.report.blocks import Block, Table, few, table
 from patchkv_evals.report.methods import CACHEBLEND, PATCHKV, PREFIX_CACHE, in_order
 from patchkv_evals.report.sources import ModelRuns
-from patchkv_evals.running.pooled import MethodFigures, Pooled, Target
-
-COMPARABLE = 0.9
-"""The frontier has methods that were measured on at least this share of the most episodes."""
+from patchkv_evals.running.pooled import Pooled
 
 _VERDICTS = {True: "✓ met", False: "✗ missed", None: "not measured"}
 
@@ -71,44 +68,24 @@ def headlines(models: Sequence[ModelRuns]) -> Table:
 
 
 def targets_blocks(model: ModelRuns) -> list[Block]:
-    """Targets and whether they are met, then all methods with the frontier among them."""
+    """Targets and whether they are met, then all methods with their intervals."""
     pooled = model.pooled
     if not pooled.methods:
         return []
     blocks: list[Block] = []
     if PATCHKV in pooled.methods:
-        targets = pooled.targets(PATCHKV)
-        rows = [(t.name, t.wanted, t.value, _VERDICTS[t.met]) for t in targets]
-        blocks.append(
-            table(("target", "wanted", f"{PATCHKV} [95 %]", "verdict"), rows, text_columns=4)
-        )
-        blocks += [_missed(pooled, target) for target in targets if target.met is False]
+        rows = [(t.name, t.wanted, t.value, _VERDICTS[t.met]) for t in pooled.targets(PATCHKV)]
+        headers = ("target", "wanted", f"{PATCHKV} [95 %]", "verdict")
+        blocks.append(table(headers, rows, text_columns=4))
     note = few(pooled.rows, "rows in all")
-    return [*blocks, *([note] if note else []), *_methods(pooled)]
+    return [*blocks, *([note] if note else []), _methods(pooled)]
 
 
-def _missed(pooled: Pooled, missed: Target) -> Note:
-    """Which methods do reach a target that PatchKV misses, and at which speed."""
-    reach = []
-    for name in in_order(pooled.methods):
-        met = {target.name for target in pooled.targets(name) if target.met}
-        if missed.name in met:
-            speed = _speed(name, pooled.methods[name])
-            reach.append(name if speed is None else f"{name} at {numbers.times(speed)}")
-    who = ", ".join(reach) or "no method here"
-    return Note(
-        f"Missed: {missed.name}: {missed.value}, wanted {missed.wanted}. Reached by {who} "
-        "(speed-up over prefix_cache)."
-    )
-
-
-def _methods(pooled: Pooled) -> list[Block]:
-    frontier = _frontier(pooled.methods)
+def _methods(pooled: Pooled) -> Table:
     rows = []
     for name in in_order(pooled.methods):
         figures = pooled.methods[name]
         stale = f"{figures.stale_answers} ({figures.stale_answers_full_prefill})"
-        kl = figures.first_token_kl
         rows.append(
             (
                 name,
@@ -118,8 +95,7 @@ def _methods(pooled: Pooled) -> list[Block]:
                 numbers.signed_interval(figures.f1_difference),
                 numbers.percent_interval(figures.same_answer),
                 f"{stale} of {figures.stale_n}" if figures.stale_n else numbers.NONE,
-                numbers.kl(None if kl is None else kl.estimate),
-                {True: "yes", False: "", None: numbers.NONE}[frontier.get(name)],
+                numbers.kl_interval(figures.first_token_kl),
             )
         )
     headers = (
@@ -131,35 +107,6 @@ def _methods(pooled: Pooled) -> list[Block]:
         "same answer",
         "stale (full prefill's)",
         "KL mean",
-        "frontier",
     )
     caption = "All methods, pooled over data sets and edits, with 95 % intervals"
-    how = (
-        "On the frontier: no other method is at least as fast and as good in equal answers, F1 and "
-        "KL, and better in one of these. A dash: measured on fewer episodes than the others, and "
-        "not compared."
-    )
-    return [table(headers, rows, caption=caption, strong=(PATCHKV,)), Text(how)]
-
-
-def _frontier(methods: Mapping[str, MethodFigures]) -> dict[str, bool]:
-    """Whether each comparable method is not beaten in speed, equal answers, F1 and KL."""
-    most = max(figures.n for figures in methods.values())
-    places: dict[str, tuple[float, ...]] = {}
-    for name, figures in methods.items():
-        speed, same, f1 = _speed(name, figures), figures.same_answer, figures.f1_difference
-        kl = figures.first_token_kl
-        if figures.n >= COMPARABLE * most and speed is not None and same and f1 and kl:
-            places[name] = (speed, same.estimate, f1.estimate, -kl.estimate)
-    return {name: not any(_beats(o, own) for o in places.values()) for name, own in places.items()}
-
-
-def _beats(other: tuple[float, ...], own: tuple[float, ...]) -> bool:
-    return other != own and all(a >= b for a, b in zip(other, own, strict=True))
-
-
-def _speed(name: str, figures: MethodFigures) -> float | None:
-    if name == PREFIX_CACHE:
-        return 1.0
-    found = figures.speedups.get(PREFIX_CACHE)
-    return None if found is None else found.estimate
+    return table(headers, rows, caption=caption, strong=(PATCHKV,))

@@ -6,14 +6,11 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from patchkv_agents.alignment import align
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_evals.benchmarks import attention, contexts, drift, packing, resume
+from patchkv_evals.benchmarks import contexts, resume
 from patchkv_evals.errors import EpisodeError
 from tests.engine.models import tiny_engine
 
@@ -35,7 +32,7 @@ def by_method(result, value=None):
     return {point["method"]: point for point in result.points if value in (None, point["value"])}
 
 
-def test_a_sweep_of_lengths_has_a_point_for_each_method_and_length_and_fits(engine):
+def test_a_sweep_of_lengths_has_a_point_for_each_method_and_length(engine):
     steps: list[str] = []
     config = resume.ResumeConfig(values=(900, 1200, 1600), rounds=2)
     result = resume.resume(engine, config, steps.append)
@@ -57,9 +54,6 @@ def test_a_sweep_of_lengths_has_a_point_for_each_method_and_length_and_fits(engi
     assert last["patchkv"]["speedup"] == pytest.approx(times["prefix_cache"] / times["patchkv"])
     assert last["direct_reuse"]["recompute_ratio"] < last["patchkv"]["recompute_ratio"] < 1.0
     assert last["patchkv"]["payload_ratio"] < 0.7 < last["direct_reuse"]["payload_ratio"]
-    assert [fit["method"] for fit in result.fits] == methods
-    assert all(fit["residual"] >= 0 for fit in result.fits)
-    assert len(resume.notes(result)) == 4
     assert len(steps) == 3 and "left" in steps[-1]
     assert json.loads(json.dumps(result.document()))["points"] == list(result.points)
 
@@ -137,95 +131,3 @@ def test_an_edit_that_does_not_fit_or_changes_nothing_is_refused(engine):
     same = contexts.EditedContext("same", np.arange(9), np.arange(9))
     with pytest.raises(EpisodeError, match="are the same"):
         _ = same.edit
-
-
-def test_the_overhead_of_the_capture_comes_from_its_own_rounds(engine):
-    result = attention.attention(engine, attention.AttentionConfig((900,), rounds=3))
-    (point,) = result.points
-    assert set(point) == {
-        "tokens", "prefill_ms", "prefill_rounds_ms", "captured_ms", "captured_rounds_ms",
-        "mapped_ms", "mapped_rounds_ms",
-        "overhead", "observe_share", "mapped_overhead", "mapped_share",
-    }  # fmt: skip
-    assert len(point["captured_rounds_ms"]) == len(point["mapped_rounds_ms"]) == 3
-    assert point["overhead"] == pytest.approx(point["captured_ms"] / point["prefill_ms"] - 1)
-    assert point["mapped_overhead"] == pytest.approx(point["mapped_ms"] / point["prefill_ms"] - 1)
-    assert 0 < point["observe_share"] < 1 and 0 < point["mapped_share"]
-
-
-def test_packing_runs_the_same_number_of_rows_in_turn_and_at_once(engine, monkeypatch):
-    ran: list[int] = []
-    forward = engine.adapter.forward_rows
-
-    def counted(token_ids, rows, cache):
-        ran.append(len(rows))
-        return forward(token_ids, rows, cache)
-
-    monkeypatch.setattr(engine.adapter, "forward_rows", counted)
-    config = packing.PackingConfig(600, threads=3, rows=(1, 200), rounds=1)
-    points = packing.packing(engine, config).points
-    assert ran == [600, *[1, 1, 1, 3] * 2, *[200, 200, 200, 600] * 2]
-    for point in points:
-        assert set(point) == {
-            "rows", "in_turn_ms", "in_turn_rounds_ms", "packed_ms", "packed_rounds_ms", "gain",
-        }  # fmt: skip
-        assert point["gain"] == pytest.approx(point["in_turn_ms"] / point["packed_ms"])
-    with pytest.raises(InputError, match="3 threads of 300 rows"):
-        packing.PackingConfig(600, threads=3, rows=(300,))
-
-
-def test_drift_is_that_of_separate_prefills_block_by_block(engine):
-    """Values and keys of one block, recomputed here from two sequences of their own."""
-    context = contexts.demo_context(engine.tokenizer, TOKENS)
-    result = drift.drift(engine, drift.DriftConfig(tokens=TOKENS))
-    assert {"context", "edit", "distance", "tokens", *drift.FIELDS} == set(result.points[0])
-    (hunk,) = align(context.old, context.new).hunks
-    assert sum(p["tokens"] for p in result.points) == len(context.new) - hunk.new_stop
-    assert result.points[0]["distance"] == 0
-
-    def prefilled(token_ids):
-        sequence = KVSequence(engine.adapter, engine.rope)
-        sequence.resume(token_ids, RecoveryPolicy.exact())
-        return sequence.live_cache.shards[0].values
-
-    old, new = prefilled(context.old), prefilled(context.new)
-    point = result.points[-1]
-    stop, shift = len(context.new), len(context.old) - len(context.new)
-    rows = slice(stop - point["tokens"], stop)
-    moved = slice(rows.start + shift, rows.stop + shift)
-    before, after = old[:, :, moved].transpose(1, 2).flatten(2), new[:, :, rows].transpose(1, 2)
-    after = after.flatten(2)
-    expected = ((before - after).norm(dim=2) / after.norm(dim=2)).median()
-    assert point["value_drift"] == pytest.approx(float(expected), rel=1e-3)
-
-
-def test_moving_the_keys_brings_them_nearer(engine):
-    points = drift.drift(engine, drift.DriftConfig(tokens=TOKENS)).points
-    moved, unmoved = (
-        torch.tensor([p[name] for p in points]).median()
-        for name in ("key_drift", "key_drift_unmoved")
-    )
-    assert moved < unmoved
-    lines = drift.by_distance(points)
-    assert sum(line["blocks"] for line in lines) == len(points)
-    assert [line["from"] for line in lines] == sorted(line["from"] for line in lines)
-
-
-def test_drift_on_a_second_data_set_replaces_nothing_and_says_what_was_edited(
-    engine, tmp_path, monkeypatch
-):
-    context = contexts.demo_context(engine.tokenizer, TOKENS)
-    monkeypatch.setattr(drift, "edited_contexts", lambda *args, **options: [context])
-    settings = ({}, {"data": "a", "dataset": "hotpotqa"}, {"data": "b", "dataset": "triviaqa"})
-    files = set()
-    for given in settings:
-        result = drift.drift(engine, drift.DriftConfig(tokens=TOKENS, edit="clear", **given))
-        assert {point["edit"] for point in result.points} == {result.config["edit"]}
-        assert result.config["edit"] == ("clear" if given else "refresh")
-        files.add(result.write(tmp_path).name)
-    assert files == {"bench-drift.json", "bench-drift-hotpotqa.json", "bench-drift-triviaqa.json"}
-
-
-def test_data_needs_the_name_of_its_data_set():
-    with pytest.raises(InputError, match="--data and --dataset"):
-        drift.DriftConfig(data="rows.jsonl")

@@ -1,4 +1,4 @@
-"""What the benchmarks share: fits, rounds, documents, provenance."""
+"""What the benchmarks share: rounds, documents, provenance."""
 
 from __future__ import annotations
 
@@ -8,33 +8,9 @@ import sys
 import pytest
 
 from patchkv_agents import provenance
-from patchkv_evals.benchmarks.fits import power_law
 from patchkv_evals.benchmarks.results import BenchResult, number, spread
 from patchkv_evals.benchmarks.timing import Steps, interleaved, timing
-from patchkv_evals.errors import DataError
 from patchkv_evals.provenance import machine
-
-
-def test_a_power_law_is_found_where_there_is_one():
-    law = power_law([1000, 2000, 4000, 8000], [3.0, 9.0, 27.0, 81.0])  # three times by doubling
-    assert law.exponent == pytest.approx(1.5850, abs=1e-4)
-    assert law.ms_at_1000 == pytest.approx(3.0)
-    assert law.residual == pytest.approx(0.0, abs=1e-12)
-
-
-def test_the_residual_is_the_largest_relative_error():
-    """By hand: logs of 1, 2, 1 at 1, 2, 4 have slope 0 and mean ln(2)/3, so the law is 2^(1/3)."""
-    law = power_law([1000, 2000, 4000], [1.0, 2.0, 1.0])
-    assert law.exponent == pytest.approx(0.0, abs=1e-12)
-    assert law.ms_at_1000 == pytest.approx(2 ** (1 / 3))
-    assert law.residual == pytest.approx(2 / 2 ** (1 / 3) - 1)
-
-
-def test_a_fit_of_too_few_or_impossible_figures_is_refused():
-    with pytest.raises(DataError, match="3 different lengths"):
-        power_law([1000, 1000, 2000], [1.0, 1.1, 2.0])
-    with pytest.raises(DataError, match="greater than 0"):
-        power_law([1000, 2000, 3000], [1.0, 0.0, 2.0])
 
 
 def test_rounds_run_every_side_in_turn_and_the_warm_up_does_not_count():
@@ -85,7 +61,6 @@ def test_a_document_says_where_its_figures_come_from(tmp_path, monkeypatch):
     assert document["machine"] == machine()
     assert set(document["machine"]) == {"cpu", "threads", "device"}
     assert document["points"] == [{"x": 1}]
-    assert "fits" in BenchResult("resume", {}, [], fits=[{"exponent": 1.0}]).document()
 
 
 @pytest.mark.parametrize("secret", ["secret", "se@cret"])
