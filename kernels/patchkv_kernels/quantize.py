@@ -28,11 +28,11 @@ G = ceil(D / 32) groups of channels (the last one is shorter where 32 does not d
 - A row (8 bits) or group (4 bits) that holds a NaN or an infinity has the scale NaN and comes back
   as NaN. Finite values beyond the largest scale saturate. Where a scale rounds to 0, codes are 0.
 
-`patchkv bench formats --candidates 3` prints the measurements behind these choices. A scale per
-block and channel for keys (as in KIVI, arXiv 2402.02750) takes twice the bytes of scales for 1.4
-times the error. Symmetric codes -7..7 with float16 scales have 1.1 times the error of 4-bit values
-at more bytes. Centring values by channel lowers their relative error by a seventh and multiplies
-the KL of the next token: attention sinks have values near zero, and count most.
+Measured before these were chosen: a scale per block and channel for keys (as in KIVI, arXiv
+2402.02750) takes twice the bytes of scales for 1.4 times the error. Symmetric codes -7..7 with
+float16 scales have 1.1 times the error of 4-bit values at more bytes. Centring values by channel
+lowers their relative error by a seventh and multiplies the KL of the next token: attention sinks
+have values near zero, and count most.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class PrecisionPolicy:
     that 4-bit values leave in it. A block's risk mixes the largest and the mean of its rows.
 
     The defaults were chosen on 12 contexts of HotpotQA at 1.2k to 1.8k tokens and two models (0.1B
-    and 0.5B parameters); `patchkv bench formats` shows what they give there: 2 % of
-    the blocks (the first one, to which every row attends) in 16 bits, a tenth with 8-bit values.
+    and 0.5B parameters). There they put 2 % of the blocks (the first one, to which every row
+    attends) in 16 bits, and a tenth in 8-bit values.
     Chosen by attention, they lower the KL of the next token to a tenth; the same number chosen at
     random or by error alone changes little. Row errors are so similar that attention alone would
     choose the same blocks. The mean over a block's rows (alpha 0) does as well as the maximum, and

@@ -139,6 +139,7 @@ def store(
 @bench.command()
 def plan(
     tokens: Annotated[str, typer.Option(help="Lengths.")] = "1000,4000,10000",
+    edits: Annotated[int, typer.Option(min=1, help="Places that change.")] = 1,
     layers: Layers = 30,
     kv_heads: KvHeads = 3,
     head_dim: HeadDim = 64,
@@ -154,6 +155,7 @@ def plan(
 
     config = benchmark.PlanConfig(
         counts_of(tokens, "--tokens"),
+        edits,
         RowShape(layers, kv_heads, head_dim, dtype, device),
         rounds,
     )

@@ -22,7 +22,7 @@ from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 MIXED_PAYLOAD_RATIO = 0.417
-"""Bytes of mixed precision to 16 bits, as measured with `patchkv bench formats`."""
+"""Bytes of mixed precision to 16 bits, as measured for the default policy (evals/RESULTS.md)."""
 _CHUNK_ROWS = 512
 """Rows per forward call of the engine: the weights are read once for each."""
 

@@ -1,6 +1,6 @@
 """How much `align` looks at: a bounded number of passes over the sequences, also the worst ones.
 
-`patchkv bench align` measures times.
+`patchkv bench plan` measures times.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from patchkv_agents.profiling.low_precision import (
 )
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.profiling.precision import PrecisionTarget, fit_precision
-from patchkv_agents.profiling.sensitivity import block_sensitivity, rank_correlation, share_of_top
 from patchkv_agents.ranges import RowSet
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_kernels import PayloadFormat
@@ -95,38 +94,6 @@ def test_rows_come_back_as_they_were(engine):
     assert changed[32:64].all() and not changed[:32].any() and not changed[64:].any()
     exact.write(prompt.cache, rows)
     assert torch.equal(shard.values[:, :, :99], before[:, :, :99])
-
-
-def test_sensitivity_is_that_of_one_block_at_a_time(engine):
-    ids = ids_of(engine, 130)
-    found = block_sensitivity(engine, ids, format=PayloadFormat.K4V4)
-    assert found.lengths.tolist() == [32, 32, 32, 32, 1]
-    prompt = exact_prompt(engine, ids)
-    lengths = found.lengths.tolist()
-    lowered = stored_rows(engine, prompt.cache, lengths, PayloadFormat.K4V4)
-    rows = np.zeros(129, dtype=bool)
-    rows[64:96] = True
-    lowered.write(prompt.cache, rows)
-    expected = prompt.divergence(engine, prompt.cache, RowSet(()))
-    assert found.kl[2] == pytest.approx(expected.kl, rel=1e-6)
-    assert found.joint_kl > found.kl.max()
-    # Attention is in units of the mean over all tokens; only the last rows have none.
-    assert (found.attention[:3] > 0).all() and found.attention[-1] == 0
-    assert found.scored.tolist() == [True, True, True, False, False]
-    with pytest.raises(InputError, match="fewer than two blocks"):
-        block_sensitivity(engine, ids[:50])
-
-
-def test_shares_and_rank_correlations():
-    kl = [8.0, 1.0, 1.0] + [0.0] * 17
-    assert share_of_top(kl, kl) == pytest.approx(0.9)  # two of twenty
-    assert share_of_top(kl, [0.0] * 18 + [1.0, 1.0]) == 0.0
-    assert share_of_top([0.0] * 9, [1.0] * 9) == 0.0
-    assert rank_correlation([1, 2, 3, 9], [10, 20, 30, 31]) == pytest.approx(1.0)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
-    # Ties share the mean of their ranks: 1, 2.5, 2.5, 4 against 1, 2, 3, 4.
-    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486833)
-    assert np.isnan(rank_correlation([1, 1], [1, 2]))
 
 
 def test_the_fewest_bytes_that_meet_the_target_are_chosen(engine, tmp_path):

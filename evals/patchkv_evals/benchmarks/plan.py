@@ -52,9 +52,10 @@ PARTS = ("aggregation", "align", "repair_set", "precision_planning", "tagging")
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """Lengths, and the size of the model's rows."""
+    """Lengths, edits (spans of up to 64 tokens behind the first fifth), and the rows' size."""
 
     tokens: tuple[int, ...] = (1000, 4000, 10_000)
+    edits: int = 1
     shape: RowShape = RowShape()
     rounds: int = 9
 
@@ -83,7 +84,7 @@ def plan(config: PlanConfig, report: Report = silent) -> BenchResult:
 def _parts(config: PlanConfig, tokens: int) -> dict[str, Callable[[], object]]:
     shape = config.shape
     old = text_like_ids(tokens)
-    new = with_hunks(old, 1)
+    new = with_hunks(old, config.edits)
     alignment = align(old, new)
     values = shape.random_rows(tokens)
     ranges = block_ranges(tokens)

@@ -84,7 +84,7 @@ def test_without_a_redis_server_only_folders_are_measured(monkeypatch, tmp_path)
 
 
 def test_planning_is_timed_by_its_parts():
-    result = plan.plan(plan.PlanConfig((500,), SMALL, rounds=2))
+    result = plan.plan(plan.PlanConfig((500,), 3, SMALL, rounds=2))
     (point,) = result.points
     assert set(point) == {"tokens"} | with_rounds(*plan.PARTS)
     assert all(point[f"{name}_ms"] > 0 for name in plan.PARTS)
