@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from patchkv_agents.context import Message
 from patchkv_langgraph.recordable import recordable, without_repeated_ids
@@ -17,7 +17,7 @@ _NOT_SHOWN = frozenset(("response_metadata", "usage_metadata", "artifact", "stat
 # Without references between equal objects, so that equal values have equal bytes.
 _BY_VALUE = 2
 
-_Key = tuple[type[BaseMessage], str, bytes]
+_Key = tuple[type[BaseMessage], str, bytes | tuple[str | None, ...]]
 _Value = tuple[Message, str | None]
 
 
@@ -59,21 +59,26 @@ class Snapshots:
 
 def _key(message: BaseMessage) -> _Key | None:
     """What a message holds; None if it holds objects that have no plain value."""
-    kind, text, parts = type(message), message.content, None
-    if type(text) is not str:  # which keeps its hash, so that it is not computed again
+    kind, text, values = type(message), message.content, message.__dict__
+    if kind in _SIMPLE and type(text) is str and not values["additional_kwargs"]:
+        if not message.__pydantic_extra__:  # most messages: text, and nothing that has parts
+            return kind, text, (values["name"], values["id"], values.get("tool_call_id"))
+    parts = None
+    if type(text) is not str:  # a text keeps its hash, so that it is not computed again
         text, parts = "", text
     fields = _FIELDS.get(kind) or _fields(kind)
     try:
-        rest = (fields(message.__dict__), message.__pydantic_extra__, parts)
-        return kind, text, _bytes(rest, _BY_VALUE)
+        rest = (fields(values), message.__pydantic_extra__, parts)
+        return kind, text, marshal.dumps(rest, _BY_VALUE)
     except (KeyError, ValueError):
         return None
 
 
+_SIMPLE = frozenset((HumanMessage, SystemMessage, ToolMessage))
+"""Types without fields that hold other values, besides the additional ones."""
+
 _FIELDS: dict[type[BaseMessage], Callable[[dict[str, Any]], Any]] = {}
 """Takes what counts out of the fields of a message of a type, besides its content."""
-
-_bytes = marshal.dumps
 
 
 def _fields(kind: type[BaseMessage]) -> Callable[[dict[str, Any]], Any]:
