@@ -122,35 +122,40 @@ class Recorder:
         task = change.task
         with self._lock:
             index = self._refreshed()
-            has_parent = self._has_step(task) or self._has_parent(task, change.before.values)
-        hint = None if has_parent else (yield from self._hint(task))
+            if self._has_step(task) or self._has_parent(index, task, change.before.values):
+                return self._recorded(index, change, None)
+        hint = yield from self._hint(task)
         with self._lock:
-            index = self._refreshed()
-            step = self._steps[task.checkpoint] if self._has_step(task) else None
-            if step is None:
-                step = self._open(index, change, hint)
-            done = {**step.updates, task.order: change.updates}
-            now = self._merged(change, step, done)
-            edits: tuple[Edit, ...] = ()
-            if now.values != step.version.messages:
-                version = index.child(step.version, now.values)
-                if version is None:
-                    declared = change.part.declare(step.now, now, change.author)
-                    version = self._commit(
-                        index, now.values, step.version, task, change.author, declared
-                    )
-                    edits = version.edits
-                step.version = version
-                self._add_result(task.checkpoint, version.id)
-            step.now, step.updates, step.channels = now, done, task.channels
-            return Recorded(step.version, edits, (*change.before.problems, *now.problems))
+            return self._recorded(self._refreshed(), change, hint)
+
+    def _recorded(self, index: VersionIndex, change: NodeChange, hint: Hint | None) -> Recorded:
+        task = change.task
+        step = self._steps[task.checkpoint] if self._has_step(task) else None
+        if step is None:
+            step = self._open(index, change, hint)
+        done = {**step.updates, task.order: change.updates}
+        now = self._merged(change, step, done)
+        edits: tuple[Edit, ...] = ()
+        if now.values != step.version.messages:
+            version = index.child(step.version, now.values)
+            if version is None:
+                declared = change.part.declare(step.now, now, change.author)
+                version = self._commit(
+                    index, now.values, step.version, task, change.author, declared
+                )
+                edits = version.edits
+            step.version = version
+            self._add_result(task.checkpoint, version.id)
+        step.now, step.updates, step.channels = now, done, task.channels
+        return Recorded(step.version, edits, (*change.before.problems, *now.problems))
 
     def place(self, task: NodeTask, values: tuple[Message, ...]) -> Search[ContextVersion]:
         """The version of the state that a task was given; committed if there is none."""
         with self._lock:
-            self._refreshed()
-            has_parent = self._has_parent(task, values)
-        hint = None if has_parent else (yield from self._hint(task))
+            index = self._refreshed()
+            if self._has_parent(index, task, values):
+                return self._placed(index, task, values, None)
+        hint = yield from self._hint(task)
         with self._lock:
             return self._placed(self._refreshed(), task, values, hint)
 
@@ -159,9 +164,8 @@ class Recorder:
         step = self._steps.get(task.checkpoint)
         return step is not None and task.order not in step.updates
 
-    def _has_parent(self, task: NodeTask, values: tuple[Message, ...]) -> bool:
+    def _has_parent(self, index: VersionIndex, task: NodeTask, values: tuple[Message, ...]) -> bool:
         """Whether no saver need be asked for the version that a step starts from."""
-        index = self._refreshed()
         if not len(index) or self._previous(task) is not None:
             return True
         start = self._starts.get(task.checkpoint)

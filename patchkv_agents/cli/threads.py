@@ -110,13 +110,9 @@ def open_thread(database: Path, thread: str, namespace: str) -> Iterator[ThreadR
         InputError: there is no such file or no such thread; with those that there are.
         HistoryStoreError: the file is no history, or is damaged.
     """
-    from patchkv_agents.context.stores.sqlite import SQLiteHistoryStore
     from patchkv_agents.context.versions import ThreadKey
 
-    if not database.exists():
-        raise InputError(f"there is no file {database}: check the path")
-    store = SQLiteHistoryStore(database, mode="r")
-    try:
+    with open_store(database) as store:
         key = ThreadKey(thread, namespace)
         ids = store.version_ids(key)
         if not ids:
@@ -130,8 +126,22 @@ def open_thread(database: Path, thread: str, namespace: str) -> Iterator[ThreadR
                 )
             )
         yield ThreadReader(store, key, store.branches(key), ids)
-    finally:
-        store.close()
+
+
+@contextmanager
+def open_store(database: Path) -> Iterator[HistoryStore]:
+    """Open a history file for reading.
+
+    Raises:
+        InputError: there is no such file.
+        HistoryStoreError: the file is no history, or is damaged.
+    """
+    from patchkv_agents.context.stores.sqlite import SQLiteHistoryStore
+
+    if not database.exists():
+        raise InputError(f"there is no file {database}: check the path")
+    with SQLiteHistoryStore(database, mode="r") as store:
+        yield store
 
 
 def _flags(key: ThreadKey) -> str:

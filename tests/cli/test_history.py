@@ -114,6 +114,20 @@ def test_log_as_json(histories: Histories, capsys: pytest.CaptureFixture[str]) -
     assert histories.path.read_bytes() == before
 
 
+def test_log_without_a_thread_lists_the_threads(
+    histories: Histories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(histories.path)
+    out, _ = call(capsys, ["log", path])
+    assert out.splitlines()[0] == f"2 threads in {path}"
+    assert out.splitlines()[1:] == [
+        "  books: 4 versions",
+        "  books --namespace auditor: 1 version",
+    ]
+    result = call_json(capsys, ["log", path])
+    assert result["threads"][1] == {"thread": "books", "namespace": "auditor", "versions": 1}
+
+
 def test_log_of_a_branch_and_of_a_namespace(
     histories: Histories, capsys: pytest.CaptureFixture[str]
 ) -> None:

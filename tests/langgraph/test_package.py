@@ -5,18 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from statistics import median
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState
 
 import patchkv_langgraph
+from patchkv_agents.context import MemoryHistoryStore
 from patchkv_langgraph import GraphHistory, track_edits
 from patchkv_langgraph.snapshots import Snapshots
 
-from .graphs import replaced
+from .graphs import chain, config, question, replaced
 
 
 def run(program: str) -> None:
@@ -126,25 +130,63 @@ def test_what_has_to_be_replaced_is_named_by_its_place() -> None:
     assert values[1].text == "\ufffd\ufffd\ufffd"
 
 
-def test_tracking_costs_little() -> None:
-    """A state of 200 messages, in steps that follow each other; generous, for busy machines."""
-    history = GraphHistory()
+class Counting(MemoryHistoryStore):
+    """A store that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def load(self, *args: Any) -> Any:
+        self.calls["load"] += 1
+        return super().load(*args)
+
+    def version_ids(self, *args: Any) -> Any:
+        self.calls["version_ids"] += 1
+        return super().version_ids(*args)
+
+    def branches(self, *args: Any) -> Any:
+        self.calls["branches"] += 1
+        return super().branches(*args)
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+def test_a_late_step_asks_the_store_as_often_as_an_early_one(durability: Any) -> None:
+    """All ids of the versions were listed at each step."""
+    store = Counting()
+    history = GraphHistory(store)
 
     def node(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [replaced(state, f"new {time.perf_counter_ns()}", 101)]}
+        return {"messages": [replaced(state, f"new {len(store.calls)} {time.time_ns()}", 1)]}
 
-    tracked: Any = track_edits(node, history=history)
-    state = long_state()
-    costs = []
-    for step in range(40):
-        configurable = {
-            "thread_id": "t",
-            "checkpoint_ns": f"node:{step}",
-            "checkpoint_map": {"": f"checkpoint-{step:03}"},
-        }
-        started = time.perf_counter()
-        result = tracked(state, config={"configurable": configurable})
-        costs.append(time.perf_counter() - started)
-        state["messages"][101] = result["messages"][0]
-    assert len(history.open("t")) == 41
-    assert median(costs[5:]) < 20e-3
+    graph = chain(track_edits(node, history=history), checkpointer=history.saver(InMemorySaver()))
+    counts = []
+    for _ in range(60):
+        before = Counter(store.calls)
+        state = question() if not counts else {"messages": []}
+        graph.invoke(state, config(), durability=durability)
+        counts.append(store.calls - before)
+    assert len(history.open("t")) == 61
+    assert counts[-1] == counts[5] and counts[-1]["version_ids"] == 0
+
+
+def test_a_file_grows_by_what_changed(tmp_path: Path) -> None:
+    """Steps over a state of 240 kB take as much of the file however many came before."""
+    path = tmp_path / "history.db"
+    saver = InMemorySaver()
+    sizes = []
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [replaced(state, f"new {time.time_ns()}", 101)]}
+
+    for turn in range(3):
+        history = GraphHistory(path)
+        tracked = track_edits(node, history=history)
+        graph = chain(tracked, checkpointer=history.saver(saver))
+        for step in range(25):
+            is_first = not turn and not step
+            graph.invoke(long_state() if is_first else {"messages": []}, config())
+        history.store.close()  # which empties the log beside the file
+        sizes.append(path.stat().st_size)
+    first, second = (after - before for before, after in pairwise(sizes))
+    assert second < 1.5 * first and second < 25 * 5_000
