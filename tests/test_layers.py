@@ -45,12 +45,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 ALLOWED: set[tuple[str, str]] = {
     ("patchkv_agents.baselines.registry", "patchkv_agents.profiling.profile"),
     ("patchkv_agents.engine.engine", "patchkv_agents.profiling.profile"),
-    ("patchkv_agents.engine.engine", "patchkv_agents.profiling.shadow"),
 }
 
 ALLOWED_RINGS: set[frozenset[str]] = {
     frozenset({"patchkv_agents.recovery.plan", "patchkv_agents.recovery.selection"}),
-    frozenset({"patchkv_agents.engine.engine", "patchkv_agents.engine.thread"}),
 }
 
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}

@@ -92,7 +92,7 @@ def measure_resume(device: torch.device, tokens: int) -> Iterator[Figure]:
         stored[name] = KVSequence(adapter, rope)
         stored[name].resume(old, policy)
         started = time.perf_counter()
-        stored[name].suspend()
+        stored[name].suspend("now")
         size = stored[name].checkpoint.payload_bytes  # waits for what goes on in the background
         ms = (time.perf_counter() - started) * 1e3
         note = f"{size / tokens / 1e3:,.1f} kB a token"

@@ -15,7 +15,9 @@ from patchkv_agents.errors import InputError
 from patchkv_langchain.chat import ChatPatchKV
 
 if TYPE_CHECKING:
-    from patchkv_agents.engine import Engine, Thread
+    from transformers import PreTrainedTokenizerBase
+
+    from patchkv_agents.engine import Thread
     from patchkv_agents.engine.reply import StreamChunk
 
 
@@ -39,12 +41,12 @@ class ScriptedChatPatchKV(ChatPatchKV):
     def _replies(
         self, thread: Thread, messages: Sequence[Message], **options: Any
     ) -> Generator[StreamChunk, None, None]:
-        engine = thread.engine
+        tokenizer = thread.tokenizer
         text = self._next_answer()
         if isinstance(text, AIMessage):
-            text = _written(text, messages, engine, options)
-        ids = engine.tokenizer.encode(text, add_special_tokens=False)
-        begin = [*ids, engine.tokenizer.eos_token_id]
+            text = _written(text, messages, tokenizer, options)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        begin = [*ids, tokenizer.eos_token_id]
         yield from super()._replies(thread, messages, **{**options, "begin": begin})
 
     def _next_answer(self) -> AIMessage | str:
@@ -59,11 +61,14 @@ class ScriptedChatPatchKV(ChatPatchKV):
 
 
 def _written(
-    answer: AIMessage, messages: Sequence[Message], engine: Engine, options: dict[str, Any]
+    answer: AIMessage,
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
 ) -> str:
     """The text of an answer, as the chat template writes it behind the context."""
     (said,) = from_langchain([answer], keep="shown")
-    template = ChatTemplate(engine.tokenizer)
+    template = ChatTemplate(tokenizer)
 
     def rendered(context: Sequence[Message], *, prompt: bool) -> str:
         return template.apply(
@@ -76,7 +81,7 @@ def _written(
 
     begun = rendered(messages, prompt=True)
     whole = rendered([*messages, said], prompt=False)
-    written = whole[len(begun) :].partition(str(engine.tokenizer.eos_token))[0]
+    written = whole[len(begun) :].partition(str(tokenizer.eos_token))[0]
     shows_calls = all(call.name in written for call in said.tool_calls)
     if not whole.startswith(begun) or not shows_calls:
         raise InputError(

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from patchkv_agents.engine.outcomes import AnsweredCall
-from patchkv_agents.profiling.shadow import Shadow
+from patchkv_agents.engine.shadow import Shadow
 from patchkv_server.gauges import Gauges, Place
 from patchkv_server.misses import Miss
 from patchkv_server.strips import counts

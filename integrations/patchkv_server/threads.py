@@ -101,11 +101,11 @@ class ThreadTable:
         Reads the store, which takes time. A thread that cannot be read stays there as it is, and
         is not taken up.
         """
-        known = [key for key in self._engine.known_threads() if key.thread.startswith(_OURS)]
+        known = [key for key in self._engine.stores.threads() if key.thread.startswith(_OURS)]
         now = time.monotonic()
         for age, key in enumerate(known[: self._most]):
             try:
-                history = self._engine.open_history(key.thread, key.namespace)
+                history = self._engine.stores.history(key)
                 turns, head = len(history), history.head
             except Exception as error:
                 self._on_failure("a stored history cannot be read and is left out", error)
@@ -306,7 +306,7 @@ class ThreadTable:
             self._note(entry, (0, 0))
             entry.is_busy = False
             # Without history nothing of it is left that could be gone on with.
-            if not keep or not (self._engine.keeps_histories or self._has_store):
+            if not keep or not (self._engine.stores.keeps_histories or self._has_store):
                 self._entries.pop(entry.key, None)
         return True
 

@@ -118,7 +118,7 @@ class SharedStates:
     def _suspend(self, thread: Thread) -> float:
         """Store a thread's state; nothing of it is left to do while others are timed."""
         started = time.perf_counter()
-        thread.suspend()
+        thread.suspend("now")
         self._engine.flush()
         return (time.perf_counter() - started) * 1e3
 

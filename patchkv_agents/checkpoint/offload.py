@@ -21,6 +21,7 @@ from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
 from patchkv_agents.checkpoint.shards import CacheShard, gather
 from patchkv_agents.ranges import BoolArray, mask_of, ranges_of
 from patchkv_kernels import PayloadFormat, Rope
+from patchkv_kernels.payload import Payload
 
 BLOCK_SIZE = 32
 """Tokens of a source block."""
@@ -39,6 +40,10 @@ class _Block:
     def source(self) -> tuple[int, int, int]:
         """First row, end, write position."""
         return self.row, self.row + self.length, self.written
+
+
+_Source = tuple[Sequence[CacheShard], list[_Block]]
+"""All layers of a cache or a payload, and blocks of it."""
 
 
 @torch.inference_mode()
@@ -82,21 +87,65 @@ def offload(
     if precision is None or shards[0].keys.shape[3] % 8:
         return checkpoint.with_extents((*checkpoint.extents, *store_rows(shards, ~stored, rope)))
     tokens = len(checkpoint)
-    complete = np.arange(tokens) < tokens // BLOCK_SIZE * BLOCK_SIZE
     native = [e for e in checkpoint.extents if e.payload.format is PayloadFormat.NATIVE]
-    moved = [extent for extent in native if extent.delta]
     # A row that was stored as it is and has not moved since is the same, bit for bit, in the cache.
     unmoved = mask_of([(e.position, e.stop) for e in native if not e.delta], tokens)
+    complete = np.arange(tokens) < _complete(tokens)
     sources = [(shards, list(_live_blocks((~stored | unmoved) & complete)))]
-    for payload in {extent.payload: None for extent in moved}:
-        blocks = [
-            block
-            for extent in moved
-            if extent.payload is payload
-            for block in _stored_blocks(extent, int(complete.sum()))
-        ]
-        sources.append(([CacheShard(0, payload.keys, payload.values)], blocks))
+    sources += _native_sources([extent for extent in native if extent.delta], tokens)
+    encoded = _encoded(checkpoint, sources, rope, precision)
+    anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
+    unchanged = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
+    tail = store_rows(shards, ~stored & ~anew, rope)
+    return replace(
+        checkpoint.with_extents((*unchanged, *encoded, *tail)),
+        origins=_origins(checkpoint.origins, encoded, shards[0].keys.dtype),
+    )
 
+
+@torch.inference_mode()
+def packed(checkpoint: Checkpoint, *, rope: Rope, precision: PrecisionPolicy) -> Checkpoint:
+    """The checkpoint with its losslessly stored rows in the formats that `precision` chooses.
+
+    The result is that of an `offload` with this precision in the first place. Nothing is packed
+    where the size of heads is not a multiple of 8.
+
+    Args:
+        checkpoint: every row is stored.
+        rope: of the model.
+        precision: chooses formats.
+    """
+    tokens = len(checkpoint)
+    native = [e for e in checkpoint.extents if e.payload.format is PayloadFormat.NATIVE]
+    if not native or native[0].payload.keys.shape[3] % 8:
+        return checkpoint
+    encoded = _encoded(checkpoint, _native_sources(native, tokens), rope, precision)
+    anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
+    unchanged = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
+    return replace(
+        checkpoint.with_extents((*unchanged, *encoded)),
+        origins=_origins(checkpoint.origins, encoded, native[0].payload.keys.dtype),
+    )
+
+
+def _complete(tokens: int) -> int:
+    """Tokens in complete blocks."""
+    return tokens // BLOCK_SIZE * BLOCK_SIZE
+
+
+def _native_sources(native: Sequence[Extent], tokens: int) -> list[_Source]:
+    """The complete blocks of losslessly stored rows, payload by payload."""
+    by_payload: dict[Payload, list[_Block]] = {}
+    for extent in native:
+        blocks = by_payload.setdefault(extent.payload, [])
+        blocks += _stored_blocks(extent, _complete(tokens))
+    return [([CacheShard(0, p.keys, p.values)], blocks) for p, blocks in by_payload.items()]
+
+
+def _encoded(
+    checkpoint: Checkpoint, sources: Sequence[_Source], rope: Rope, precision: PrecisionPolicy
+) -> list[Extent]:
+    """The blocks of all sources in the formats that `precision` chooses."""
     channels = _channels(checkpoint.extents)
     encoded: list[Extent] = []
     for source, blocks in sources:
@@ -108,7 +157,7 @@ def offload(
             [values for shard in source for values in shard.values],
             [block.source for block in blocks],
             checkpoint.scores[rows],
-            tokens=tokens,
+            tokens=len(checkpoint),
         )
         # The format with most rows first: its payload gives the channel statistics of the others.
         for format, _ in Counter(formats).most_common():
@@ -123,13 +172,7 @@ def offload(
             extents = extents_of(payload, [block.position for block in own])
             channels = _channels(extents) if channels is None else channels
             encoded += extents
-    anew = mask_of([(extent.position, extent.stop) for extent in encoded], tokens)
-    unchanged = checkpoint.stored_at(np.where(anew, -1, np.arange(tokens)))
-    tail = store_rows(shards, ~stored & ~anew, rope)
-    return replace(
-        checkpoint.with_extents((*unchanged, *encoded, *tail)),
-        origins=_origins(checkpoint.origins, encoded, shards[0].keys.dtype),
-    )
+    return encoded
 
 
 def _live_blocks(rows: BoolArray) -> Iterator[_Block]:

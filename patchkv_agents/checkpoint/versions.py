@@ -1,94 +1,137 @@
-"""Checkpoints of several versions of one thread, side by side within a budget."""
+"""Checkpoints of several versions of one thread, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
+from patchkv_agents.checkpoint.budget import MemoryBudget, live_bytes
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.overlap import OverlapIndex
+from patchkv_agents.checkpoint.packing import Pack, packed_together
 from patchkv_agents.checkpoint.repack import repacked, used_rows, worth_repacking
 from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_kernels.payload import Payload
 
-DEFAULT_BUDGET_BYTES = 2 * 2**30
 MAX_VERSIONS = 20
 
 
-class CheckpointVersions:
-    """The checkpoints that a thread can go back to. Not safe for several threads at once.
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One version; `used` is a tick of the budget, `pack` encodes it where memory is short."""
 
-    Versions share what they have in common, and shared payload counts once. Beyond the budget, the
-    least recently used version goes; the newest always stays.
+    checkpoint: Checkpoint
+    used: int
+    pack: Pack | None
+
+
+class CheckpointVersions:
+    """The checkpoints that a thread can go back to.
+
+    Versions share what they have in common, and shared payload counts once. The budget, which
+    other threads share, packs and evicts versions at any time: a version that was there may be
+    gone. Safe for several Python threads.
 
     Args:
-        budget_bytes: of payload.
+        budget: of all versions that share it; one of its own if left out.
     """
 
-    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
-        self._budget_bytes = budget_bytes
-        self._kept: dict[str, Checkpoint] = {}  # least recently used first
+    def __init__(self, budget: MemoryBudget | None = None) -> None:
+        self._budget = budget or MemoryBudget()
+        self._entries: dict[str, _Entry] = {}  # least recently used first
         self._index: tuple[OverlapIndex, tuple[str, ...]] = (OverlapIndex(()), ())
+        self._used: dict[Payload, BoolArray] = {}
+        self._puts = 0
+        self._budget.register(self)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def __contains__(self, version: object) -> bool:
-        return version in self._kept
+        return version in self._entries
 
     def __iter__(self) -> Iterator[str]:
         """Names of the versions, least recently used first."""
-        return iter(self._kept)
+        with self._budget.lock:
+            return iter(list(self._entries))
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """What the versions share with those of other threads."""
+        return self._budget
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of all payloads, each counted once."""
-        return sum(payload.nbytes for payload in self._used())
+        return sum(payload.nbytes for payload in self.payload_rows())
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether the thread came back: it has stored more than one version so far."""
+        return self._puts > 1
 
     def copy(self) -> CheckpointVersions:
         """The same versions so far, in a collection of its own. Payload is shared."""
-        other = CheckpointVersions(self._budget_bytes)
-        other._kept, other._index = dict(self._kept), self._index
-        return other
+        with self._budget.lock:
+            other = CheckpointVersions(self._budget)
+            other._entries, other._index = dict(self._entries), self._index
+            other._used, other._puts = self._used, self._puts
+            return other
 
     def emptied(self) -> CheckpointVersions:
         """A collection without versions, of the same budget."""
-        return CheckpointVersions(self._budget_bytes)
+        return CheckpointVersions(self._budget)
 
-    def get(self, version: str) -> Checkpoint:
-        """The checkpoint of a version."""
-        return self._kept[version]
+    def get(self, version: str) -> Checkpoint | None:
+        """The checkpoint of a version; None if there is none (any more)."""
+        entry = self._entries.get(version)
+        return None if entry is None else entry.checkpoint
 
     def touch(self, version: str) -> None:
-        """Make a version the most recently used one."""
-        self._kept[version] = self._kept.pop(version)
+        """Make a version the most recently used one; an unknown name is ignored."""
+        with self._budget.lock:
+            entry = self._entries.pop(version, None)
+            if entry is not None:
+                self._entries[version] = replace(entry, used=self._budget.tick())
 
-    def put(self, version: str, checkpoint: Checkpoint, *, repack: bool = True) -> Checkpoint:
-        """Keep a checkpoint, in place of the one of that name, and drop what is over the budget.
+    def put(
+        self,
+        version: str,
+        checkpoint: Checkpoint,
+        *,
+        repack: bool = True,
+        pack: Pack | None = None,
+    ) -> Checkpoint:
+        """Keep a checkpoint, in place of the one of that name, and fit all into the budget.
 
         Args:
             version: its name.
             checkpoint: its state; every row should be stored.
             repack: whether payload may be copied together, which fitting the budget may need.
                 Checkpoints that were given out before go on referring to the old payload.
+            pack: encodes its losslessly stored rows where memory is short; None never does.
 
         Returns:
             The checkpoint as it is kept.
         """
-        self._kept.pop(version, None)
-        self._kept[version] = checkpoint
-        if len(self._kept) > MAX_VERSIONS:
-            self._drop_oldest()
-        if repack:
-            self._fit()
-        self._reindex()
-        return self._kept[version]
+        with self._budget.lock:
+            self._entries.pop(version, None)
+            self._entries[version] = _Entry(checkpoint, self._budget.tick(), pack)
+            self._puts += 1
+            if len(self._entries) > MAX_VERSIONS:
+                del self._entries[next(iter(self._entries))]
+            self._changed()
+            if repack:
+                self._repack(worth_repacking(self._used))
+                self._budget.fit()
+            return self._entries[version].checkpoint
 
     def drop(self, versions: Iterable[str]) -> None:
         """Delete versions; unknown names are ignored."""
-        for version in versions:
-            self._kept.pop(version, None)
-        self._reindex()
+        with self._budget.lock:
+            for version in versions:
+                self._entries.pop(version, None)
+            self._changed()
 
     def ranked(self, token_ids: IntArray, *, exact: bool = False) -> list[tuple[int, str]]:
         """Versions by how many of `token_ids` they may hold, most first, each with that bound.
@@ -99,43 +142,67 @@ class CheckpointVersions:
             token_ids: of the context to recover, int64 `[tokens]`.
             exact: count only exact rows in the common prefix; otherwise see `OverlapIndex`.
         """
-        index, names = self._index
+        with self._budget.lock:
+            (index, names), entries = self._index, dict(self._entries)
         if exact:
-            bounds = [self._kept[name].exact_prefix(token_ids) for name in names]
+            bounds = [entries[name].checkpoint.exact_prefix(token_ids) for name in names]
         else:
             bounds = index.bounds(token_ids)
-        used = {version: rank for rank, version in enumerate(self._kept)}
+        used = {version: rank for rank, version in enumerate(entries)}
         return sorted(
             zip(bounds, names, strict=True), key=lambda entry: (entry[0], used[entry[1]])
         )[::-1]
 
-    def _drop_oldest(self) -> None:
-        del self._kept[next(iter(self._kept))]
+    # For the budget, which holds its lock meanwhile
 
-    def _used(self) -> dict[Payload, BoolArray]:
-        return used_rows(checkpoint.extents for checkpoint in reversed(self._kept.values()))
+    def payload_rows(self) -> dict[Payload, BoolArray]:
+        """Rows of each payload that some version refers to, bool `[rows]` by payload."""
+        return self._used
 
-    def _fit(self) -> None:
-        """Bring the payload below the budget, and repack what is worth it."""
-        used = self._used()
-        chosen = worth_repacking(used)
-        if sum(payload.nbytes for payload in used) > self._budget_bytes:
-            # Well below, so that not every suspend has to copy what is kept.
-            while len(self._kept) > 1 and _live_bytes(used) > self._budget_bytes * 3 // 4:
-                self._drop_oldest()
-                used = self._used()
-            chosen = worth_repacking(used) | {p for p, mask in used.items() if not mask.all()}
-        if chosen:
-            newest_first = tuple(reversed(self._kept))
-            extents = [self._kept[version].extents for version in newest_first]
-            for version, anew in zip(newest_first, repacked(extents, chosen), strict=True):
-                self._kept[version] = replace(self._kept[version], extents=anew)
+    def last_used(self) -> int:
+        """When a version was used last; 0 without any."""
+        return max((entry.used for entry in self._entries.values()), default=0)
 
-    def _reindex(self) -> None:
-        names = tuple(self._kept)
-        self._index = OverlapIndex([self._kept[name].token_ids for name in names]), names
+    def ages(self) -> dict[str, int]:
+        """When each version was used last."""
+        return {version: entry.used for version, entry in self._entries.items()}
 
+    def pack(self) -> None:
+        """Encode what is stored losslessly and may be stored with loss, if that saves memory.
 
-def _live_bytes(used: Mapping[Payload, BoolArray]) -> int:
-    """Bytes of payload once only used rows are left, roughly."""
-    return sum(payload.nbytes * int(mask.sum()) // payload.rows for payload, mask in used.items())
+        It does not where another version refers to the same rows and may not lose any.
+        """
+        newest_first = tuple(reversed(self._entries))
+        chosen = [self._entries[version] for version in newest_first]
+        if not any(entry.pack for entry in chosen):
+            return
+        anew = packed_together([(entry.checkpoint, entry.pack) for entry in chosen])
+        if live_bytes(used_rows(each.extents for each in anew)) >= live_bytes(self._used):
+            return
+        for version, entry, checkpoint in zip(newest_first, chosen, anew, strict=True):
+            self._entries[version] = replace(entry, checkpoint=checkpoint, pack=None)
+        self._changed()
+        self.compact()
+
+    def compact(self) -> None:
+        """Copy the used rows of payloads together that have others."""
+        self._repack({payload for payload, used in self._used.items() if not used.all()})
+
+    def _repack(self, payloads: set[Payload]) -> None:
+        if not payloads:
+            return
+        newest_first = tuple(reversed(self._entries))
+        extents = [self._entries[version].checkpoint.extents for version in newest_first]
+        for version, anew in zip(newest_first, repacked(extents, payloads), strict=True):
+            entry = self._entries[version]
+            moved = replace(entry.checkpoint, extents=anew)
+            self._entries[version] = replace(entry, checkpoint=moved)
+        self._changed()
+
+    def _changed(self) -> None:
+        names = tuple(self._entries)
+        if self._index[1] != names:
+            ids = [self._entries[name].checkpoint.token_ids for name in names]
+            self._index = OverlapIndex(ids), names
+        newest_first = reversed(self._entries.values())
+        self._used = used_rows(entry.checkpoint.extents for entry in newest_first)

@@ -136,11 +136,10 @@ def serve(
     print(f"loading {model}", file=sys.stderr)
     from patchkv_agents.baselines import policy_named
     from patchkv_agents.checkpoint.stores import open_store
-    from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
+    from patchkv_agents.engine.shadow import ShadowChecks
     from patchkv_agents.profiling.profile import Profile
-    from patchkv_agents.profiling.shadow import ShadowChecks
 
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
     recovery = None if policy is None else policy_named(policy, profile)
@@ -152,7 +151,7 @@ def serve(
         shadow=ShadowChecks(shadow) if shadow else None,
         store=checkpoints,
         history=None if history is None else SQLiteHistoryStore(history),
-        versions_budget_bytes=min(DEFAULT_BUDGET_BYTES, budget_bytes),
+        memory_budget_bytes=budget_bytes,
         **load_options(device, dtype),
     )
     name = model_name or (None if Path(model).exists() else model)

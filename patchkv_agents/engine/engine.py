@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchkv_agents.backends.transformers.adapter import NO_LIMIT, ModelAdapter
-from patchkv_agents.backends.transformers.fingerprint import model_fingerprint
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.loading import LoadOptions, load_config, load_model
-from patchkv_agents.backends.transformers.support import check_config, support_of
-from patchkv_agents.checkpoint import CheckpointKey
-from patchkv_agents.checkpoint.versions import DEFAULT_BUDGET_BYTES
-from patchkv_agents.context import ContextHistory, ThreadKey
-from patchkv_agents.engine.generation import end_tokens
-from patchkv_agents.engine.outcomes import CallOutcome, Observer
-from patchkv_agents.engine.persistence import StoredThread
+from patchkv_agents.backends.transformers.support import Support, check_config
+from patchkv_agents.context import ThreadKey
+from patchkv_agents.engine.observers import CallObservers
+from patchkv_agents.engine.outcomes import Observer
+from patchkv_agents.engine.persistence import ThreadStores
+from patchkv_agents.engine.pool import MAX_THREADS, ThreadPool
+from patchkv_agents.engine.runtime import ModelRuntime
+from patchkv_agents.engine.sequence import Packing
+from patchkv_agents.engine.shadow import Shadow, ShadowChecks
 from patchkv_agents.engine.thread import Thread
-from patchkv_agents.errors import (
-    CheckpointError,
-    ContextError,
-    ContextTooLongError,
-    InputError,
-)
-from patchkv_agents.jobs import submitted
 from patchkv_agents.profiling.profile import Profile
-from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
-from patchkv_agents.ranges import IntArray, RowSet
 from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_kernels import Rope
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from typing_extensions import Unpack
 
     from patchkv_agents.checkpoint.stores.base import CheckpointStore
     from patchkv_agents.context import HistoryStore
-    from patchkv_agents.engine.reply import Reply
-
-_SHADOW_ROWS = 128
-"""Rows of a shadow check that run at a time: whoever comes meanwhile waits for no more."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,14 +56,22 @@ class Engine:
         history: keeps the threads' histories beyond this process; in memory if left out. It
             knows no tenants: give each its own.
         tenant: whose threads these are; in a store, no other tenant's state is ever used.
-        versions_budget_bytes: payload of suspended versions that each thread keeps in memory.
+        memory_budget_bytes: of the KV state of all threads, live and stored; a quarter of the
+            machine's memory if left out. Beyond it, threads used longest ago are suspended, then
+            stored with loss if their policy says how, then evicted.
+        max_threads: threads that are kept; one used longer ago is given up.
+        packing: `"now"` stores in the formats of the policy at each suspend, whatever room there
+            is.
         observer: called after each call, such as `patchkv_agents.telemetry.telemetry()`.
         shadow: compares a sample of approximate answers with full prefills, in the background.
         clock_ns: nanoseconds, for the times in reports.
 
     Attributes:
+        runtime: the model and what runs it.
+        pool: the threads.
+        stores: where threads are kept beyond this process.
         profile: the model's profile, if one was given.
-        shadow: what shadow checks have found, if there are some.
+        tenant: whose threads these are.
 
     Raises:
         ProfileError: the profile cannot be used, or is another model's.
@@ -96,31 +88,32 @@ class Engine:
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
-        versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        memory_budget_bytes: int | None = None,
+        max_threads: int = MAX_THREADS,
+        packing: Packing = "under_pressure",
         observer: Observer | None = None,
         shadow: ShadowChecks | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.support = support_of(model)
-        self.rope = self.support.rope
-        self.adapter = ModelAdapter(model)
-        self.tokenizer = tokenizer
+        runtime = ModelRuntime(model, tokenizer, clock_ns=clock_ns)
+        self.runtime = runtime
         self.profile = _loaded(recovery_profile)
         if self.profile is not None:
-            self.profile.check(self.fingerprint, self.model_name)
-        self.policy = policy or self._profiled_policy()
-        self.end_tokens = end_tokens(tokenizer, model.generation_config)
-        self.registry = threading.RLock()
+            self.profile.check(runtime.fingerprint, runtime.name)
         self.tenant = tenant
-        self.clock_ns = clock_ns
-        self.versions_budget_bytes = versions_budget_bytes
-        self.observer = observer
-        self.shadow = None if shadow is None else Shadow(shadow, self._exact_logits)
-        self.offload_worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-offload")
-        self._store = store
-        self._history = history
-        self._store_queue = ThreadPoolExecutor(1, thread_name_prefix="patchkv-store")
-        self._threads: dict[tuple[str, str], Thread] = {}
+        self.stores = ThreadStores(lambda: runtime.fingerprint, tenant, store, history)
+        self._observers = CallObservers(
+            observer, None if shadow is None else Shadow(shadow, runtime.exact_logits)
+        )
+        self.pool = ThreadPool(
+            runtime,
+            self.stores,
+            self._observers,
+            policy=policy or self._profiled_policy(),
+            packing=packing,
+            memory_budget_bytes=memory_budget_bytes,
+            max_threads=max_threads,
+        )
 
     @classmethod
     def from_pretrained(
@@ -132,7 +125,9 @@ class Engine:
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
-        versions_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        memory_budget_bytes: int | None = None,
+        max_threads: int = MAX_THREADS,
+        packing: Packing = "under_pressure",
         observer: Observer | None = None,
         shadow: ShadowChecks | None = None,
         **loading: Unpack[LoadOptions],
@@ -158,7 +153,9 @@ class Engine:
             store=store,
             history=history,
             tenant=tenant,
-            versions_budget_bytes=versions_budget_bytes,
+            memory_budget_bytes=memory_budget_bytes,
+            max_threads=max_threads,
+            packing=packing,
             observer=observer,
             shadow=shadow,
         )
@@ -178,116 +175,80 @@ class Engine:
             return RecoveryPolicy.exact()
         return self.profile.policy
 
-    @cached_property
+    @property
+    def adapter(self) -> ModelAdapter:
+        """Runs the model."""
+        return self.runtime.adapter
+
+    @property
+    def rope(self) -> Rope:
+        """How the model rotates its keys."""
+        return self.runtime.rope
+
+    @property
+    def support(self) -> Support:
+        """How far recovery works with the model."""
+        return self.runtime.support
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self.runtime.tokenizer
+
+    @property
     def fingerprint(self) -> str:
         """Names the model in stores: equal where keys and values are (see `model_fingerprint`)."""
-        return model_fingerprint(self.adapter.model, self.tokenizer)
+        return self.runtime.fingerprint
 
     @property
     def model_name(self) -> str:
         """The model's id, or the name of the folder that it was loaded from."""
-        model = self.adapter.model
-        name = model.config.name_or_path or type(model).__name__
-        return Path(name).name if Path(name).exists() else name
+        return self.runtime.name
 
     @property
     def max_tokens(self) -> int:
         """The model's limit, prompt and answer together."""
-        return min(self.adapter.max_tokens, self.support.verdict.max_tokens or NO_LIMIT)
-
-    def check_length(self, tokens: int) -> None:
-        """Check that a prompt of `tokens` tokens leaves room for an answer.
-
-        Raises:
-            ContextError: there are no tokens.
-            ContextTooLongError: there are too many.
-        """
-        if tokens == 0:
-            raise ContextError(
-                "the chat template renders these messages to nothing: add a message with content"
-            )
-        if tokens >= self.max_tokens:
-            raise ContextTooLongError(
-                f"this model's maximum context length is {self.max_tokens} tokens, and the context "
-                f"has {tokens}; at least one is needed for the answer: shorten or summarize the "
-                "messages, or use a model with a longer context"
-            )
+        return self.runtime.max_tokens
 
     @property
-    def keeps_histories(self) -> bool:
-        """Whether histories lie in a store that goes on after the threads."""
-        return self._history is not None
+    def end_tokens(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        return self.runtime.end_tokens
 
-    def answering(self) -> AbstractContextManager[None]:
-        """To be held while a thread is answered: shadow checks make way."""
-        return nullcontext() if self.shadow is None else self.shadow.answering()
+    def check_length(self, tokens: int) -> None:
+        """Check that a prompt leaves room for an answer; see `ModelRuntime.check_length`."""
+        self.runtime.check_length(tokens)
 
-    def check_in_shadow(self, thread: ThreadKey, token_ids: IntArray, reply: Reply) -> None:
-        """Compare an answer with a full prefill later on, if it is approximate and of the sample.
+    @property
+    def policy(self) -> RecoveryPolicy:
+        """How contexts are recovered unless a call says otherwise."""
+        return self.pool.policy
 
-        Args:
-            thread: that gave it.
-            token_ids: of its prompt.
-            reply: the answer.
-        """
-        if self.shadow is not None and not reply.report.is_exact:
-            self.shadow.offer(thread, reply.report.policy, token_ids, reply.first_logits)
+    @policy.setter
+    def policy(self, policy: RecoveryPolicy) -> None:
+        self.pool.policy = policy
 
-    def _exact_logits(self, token_ids: IntArray, give_way: Callable[[], None]) -> torch.Tensor:
-        """Logits of the last token by a full prefill that nothing is kept of."""
-        cache = self.adapter.new_cache(len(token_ids))
-        chunks = list(RowSet.of_range(0, len(token_ids)).chunks(_SHADOW_ROWS))
-        for chunk in chunks[:-1]:
-            give_way()
-            self.adapter.forward_rows(token_ids, chunk, cache)
-        give_way()
-        return self.adapter.forward_rows(token_ids, chunks[-1], cache)
+    @property
+    def observer(self) -> Observer | None:
+        """Called after each call."""
+        return self._observers.observer
 
-    def notify(self, outcome: CallOutcome) -> None:
-        """Report a call to the observer, if there is one. It cannot make the call fail."""
-        if self.observer is None:
-            return
-        try:
-            self.observer(outcome)
-        except Exception:
-            _LOG.exception("the engine's observer failed")
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._observers.observer = observer
 
-    def open_history(self, thread_id: str, namespace: str = "") -> ContextHistory:
-        """The thread's history: in the engine's history store, or in memory of its own.
-
-        Raises:
-            HistoryStoreError: the store cannot be read.
-        """
-        return ContextHistory(self._history, thread=thread_id, namespace=namespace)
-
-    def known_threads(self) -> tuple[ThreadKey, ...]:
-        """The threads whose histories lie in the engine's history store, last changed first.
-
-        Raises:
-            HistoryStoreError: the store cannot be read.
-        """
-        if self._history is None:
-            return ()
-        newest = {
-            key: max(self._history.branches(key).values(), default="")
-            for key in self._history.threads()
-        }
-        return tuple(sorted(newest, key=newest.__getitem__, reverse=True))
-
-    def stored_thread(self, thread_id: str, namespace: str = "") -> StoredThread | None:
-        """The thread's checkpoints in the store, if the engine has one."""
-        if self._store is None:
-            return None
-        scope = CheckpointKey(self.fingerprint, self.tenant, thread_id, namespace, version="")
-        return StoredThread(self._store, self._store_queue, scope)
+    @property
+    def shadow(self) -> Shadow | None:
+        """What shadow checks have found, if there are some."""
+        return self._observers.shadow
 
     def flush(self) -> None:
         """Wait until what was suspended so far is stored, or could not be (which is logged).
 
         To be called before another process takes up a thread.
         """
-        submitted(lambda: None, self.offload_worker).result()
-        submitted(lambda: None, self._store_queue).result()
+        self.runtime.wait_until_stored()
+        self.stores.wait_until_saved()
 
     def thread(self, thread_id: str, *, namespace: str = "", new: bool = False) -> Thread:
         """The thread of this id, made at its first use.
@@ -300,48 +261,7 @@ class Engine:
         Raises:
             InputError: `new` is set and the thread exists.
         """
-        with self.registry:
-            name = thread_id, namespace
-            if new and name in self._threads:
-                raise InputError(f"thread '{thread_id}' exists: choose another id or drop it")
-            if name not in self._threads:
-                self._threads[name] = Thread(self, thread_id, namespace)
-            return self._threads[name]
-
-    def clear_forks(
-        self, thread: Thread, histories: Collection[ThreadKey], forgetting: str
-    ) -> None:
-        """Delete the KV state of the threads of these histories, `thread` itself left out.
-
-        Args:
-            thread: was told to forget.
-            histories: that saw the same.
-            forgetting: id of the version that says so. Of threads that are not open here, what
-                is stored of versions made before it goes.
-
-        Raises:
-            CheckpointError: the store cannot delete it.
-        """
-        with self.registry:
-            forks = [
-                fork
-                for fork in self._threads.values()
-                if fork.history.key in histories and fork.history.store is thread.history.store
-            ]
-        failures = []
-        for fork in forks:
-            if fork is not thread:
-                try:
-                    fork.clear_for(forgetting)
-                except CheckpointError as error:  # memory of all the others is cleared first
-                    failures.append(error)
-        if failures:
-            raise failures[0]
-        if self.keeps_histories:  # else the names of histories are not those of threads
-            for key in {*histories} - {fork.history.key for fork in forks}:
-                stored = self.stored_thread(key.thread, key.namespace)
-                if stored is not None:
-                    stored.forget(lambda version: version < forgetting, sweep=False)
+        return self.pool.thread(ThreadKey(thread_id, namespace), new=new)
 
     def drop(
         self, thread_id: str, *, namespace: str = "", delete: bool = False, erase: bool = True
@@ -358,18 +278,10 @@ class Engine:
         Raises:
             CheckpointError, HistoryStoreError: a store cannot delete it.
         """
-        with self.registry:
-            self._threads.pop((thread_id, namespace), None)
+        key = ThreadKey(thread_id, namespace)
+        self.pool.drop(key)
         if delete:
-            stored = self.stored_thread(thread_id, namespace)
-            if stored is not None:
-                stored.delete_all()
-            if self._history is not None:
-                key = ThreadKey(thread_id, namespace)
-                with self._history.writing(key):
-                    self._history.delete(key)
-                if erase:
-                    self._history.erase()
+            self.stores.delete(key, erase=erase)
 
 
 def _loaded(profile: Profile | str | Path | None) -> Profile | None:

@@ -1,4 +1,4 @@
-"""One thread's checkpoints in a store beyond this process's memory.
+"""Threads in stores beyond this process's memory.
 
 A store may fail, be slow or hold nothing; a thread never depends on it. What cannot be read is
 computed, and what cannot be written is lost with a warning.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from patchkv_agents.checkpoint import Checkpoint, CheckpointKey
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad, CheckpointStore
+from patchkv_agents.context import ContextHistory, ThreadKey
 from patchkv_agents.jobs import submitted
+
+if TYPE_CHECKING:
+    from patchkv_agents.context import HistoryStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,3 +130,86 @@ class StoredThread:
 
     def _key(self, version: str) -> CheckpointKey:
         return replace(self._scope, version=version)
+
+
+class ThreadStores:
+    """Where threads are kept beyond this process: histories and checkpoints.
+
+    Args:
+        fingerprint: names the model; called when it is needed first, since it takes time.
+        tenant: whose threads these are.
+        checkpoints: keeps suspended versions, if given.
+        histories: keeps histories, if given; else they are in memory.
+    """
+
+    def __init__(
+        self,
+        fingerprint: Callable[[], str],
+        tenant: str,
+        checkpoints: CheckpointStore | None,
+        histories: HistoryStore | None,
+    ) -> None:
+        self._fingerprint = fingerprint
+        self._tenant = tenant
+        self._checkpoints = checkpoints
+        self._histories = histories
+        self._queue = ThreadPoolExecutor(1, thread_name_prefix="patchkv-store")
+
+    @property
+    def keeps_histories(self) -> bool:
+        """Whether histories lie in a store that goes on after the threads."""
+        return self._histories is not None
+
+    def history(self, key: ThreadKey) -> ContextHistory:
+        """A thread's history: in the history store, or in memory of its own.
+
+        Raises:
+            HistoryStoreError: the store cannot be read.
+        """
+        return ContextHistory(self._histories, thread=key.thread, namespace=key.namespace)
+
+    def checkpoints(self, key: ThreadKey) -> StoredThread | None:
+        """A thread's checkpoints; None without a store."""
+        if self._checkpoints is None:
+            return None
+        scope = CheckpointKey(
+            self._fingerprint(), self._tenant, key.thread, key.namespace, version=""
+        )
+        return StoredThread(self._checkpoints, self._queue, scope)
+
+    def threads(self) -> tuple[ThreadKey, ...]:
+        """The threads whose histories are in the history store, last changed first.
+
+        Raises:
+            HistoryStoreError: the store cannot be read.
+        """
+        if self._histories is None:
+            return ()
+        newest = {
+            key: max(self._histories.branches(key).values(), default="")
+            for key in self._histories.threads()
+        }
+        return tuple(sorted(newest, key=newest.__getitem__, reverse=True))
+
+    def delete(self, key: ThreadKey, *, erase: bool) -> None:
+        """Delete what the stores hold of a thread, the checkpoints of all its namespaces included.
+
+        Args:
+            key: the thread.
+            erase: clean the history store's files at once, which may rebuild them.
+
+        Raises:
+            CheckpointError, HistoryStoreError: a store cannot delete it.
+        """
+        stored = self.checkpoints(key)
+        if stored is not None:
+            stored.delete_all()
+        if self._histories is not None:
+            with self._histories.writing(key):
+                self._histories.delete(key)
+            if erase:
+                self._histories.erase()
+
+    def wait_until_saved(self) -> None:
+        """Wait until what is on its way to the checkpoint store is there."""
+        submitted(lambda: None, self._queue).result()

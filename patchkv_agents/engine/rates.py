@@ -69,7 +69,7 @@ def _round(engine: Engine, token_ids: IntArray) -> tuple[float, float, float]:
     with engine.adapter.lock:
         prefill_s = _seconds(lambda: sequence.resume(token_ids[:-1], policy).logits)
         decode_s = _seconds(lambda: sequence.append(int(token_ids[-1])))
-        sequence.suspend()
+        sequence.suspend("now")
         return prefill_s, decode_s, _restored_bytes_per_s(engine, sequence.checkpoint)
 
 

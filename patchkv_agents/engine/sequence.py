@@ -1,22 +1,25 @@
-"""The KV state of one token sequence: live in a cache, stored in checkpoints, or partly both."""
+"""The KV state of one token sequence: live in a cache, stored in checkpoints, or on the way."""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+import threading
+from concurrent.futures import Executor, Future, wait
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
-from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
-from patchkv_agents.checkpoint.offload import offload, store_rows
+from patchkv_agents.checkpoint.offload import offload, packed, store_rows
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine.background import side_streams
 from patchkv_agents.engine.execution import execute
 from patchkv_agents.engine.resumed import Resumed
+from patchkv_agents.engine.sequence_states import EMPTY, Leaving, Live, Loading, State, Stored
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.jobs import submitted
@@ -38,12 +41,20 @@ CAPACITY_STEP = 256
 MAX_ROOM = 1024
 """Most rows that are allocated for an answer in advance; a longer one makes the cache grow."""
 
+Packing = Literal["under_pressure", "now"]
+"""When rows are stored with loss: once the memory budget is exceeded, or at each suspend."""
+
 
 class KVSequence:
     """A growing, editable token sequence and its keys and values.
 
-    Every change of state is all or nothing for the caller: if a resume fails, the live cache is
-    dropped and what the checkpoint holds stays usable.
+    It is in one of four states (`sequence_states`):
+
+        Stored --resume--> Live --suspend--> Leaving --(background)--> Stored
+        Stored (empty) --adopt--> Loading --resume--> Live
+
+    Every change is all or nothing for the caller: if a resume fails, the live cache is dropped and
+    what is stored stays usable.
 
     Args:
         adapter: of the model.
@@ -64,31 +75,27 @@ class KVSequence:
         self._rope = rope
         self._versions = CheckpointVersions() if versions is None else versions
         self._worker = worker
-        self._version = ""
-        self._checkpoint = Checkpoint.empty()
-        self._cache: RowCache | None = None
-        self._capture: AttentionCapture | None = None
+        self._state: State = EMPTY
         self._precision: PrecisionPolicy | None = None
-        self._suspending: Future[Checkpoint] | None = None  # becomes the checkpoint
-        self._leaving: Future[Checkpoint] | None = None  # is of another version by now
-        self._load: CheckpointLoad | None = None  # by which the checkpoint is arriving
-        self._trouble: list[str] = []
+        self._departure: Future[Checkpoint] | None = None  # of a version left for another
+        self._troubles: list[str] = []
+        self._arriving = threading.Lock()
 
     @property
     def token_ids(self) -> IntArray:
-        """Tokens whose state was computed, int64 `[tokens]`."""
-        return self._checkpoint.token_ids
+        """Tokens whose state was computed and is not lost, int64 `[tokens]`."""
+        return self._known_checkpoint().token_ids
 
     @property
     def version(self) -> str:
         """Name of the current version."""
-        return self._version
+        return self._state.version
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The current version's checkpoint; rows not yet suspended have no extent."""
         self._settle()
-        return self._checkpoint
+        return self._known_checkpoint()
 
     @property
     def versions(self) -> CheckpointVersions:
@@ -99,40 +106,69 @@ class KVSequence:
     @property
     def is_live(self) -> bool:
         """Whether a cache is held."""
-        return self._cache is not None
+        return isinstance(self._state, Live)
 
     @property
     def live_cache(self) -> RowCache | None:
         """The live cache, or None while suspended. Not to be written."""
-        return self._cache
+        return self._state.cache if isinstance(self._state, Live) else None
 
-    def fork(self) -> KVSequence:
-        """A suspended copy that shares all stored payload. Suspends this sequence first."""
-        self.suspend()
-        copy = KVSequence(
-            self._adapter, self._rope, versions=self.versions.copy(), worker=self._worker
-        )
-        copy._checkpoint, copy._version = self._checkpoint, self._version
-        copy._precision = self._precision
-        return copy
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the live cache."""
+        cache = self.live_cache
+        shards = () if cache is None else cache.shards
+        return sum(shard.keys.nbytes + shard.values.nbytes for shard in shards)
 
-    def suspend(self) -> Future[Checkpoint] | None:
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the stored versions, as far as they are stored by now."""
+        return self._versions.payload_bytes
+
+    # Storing
+
+    def suspend(self, packing: Packing = "under_pressure") -> Future[Checkpoint] | None:
         """Give up the cache and store every row that is not stored yet.
 
         The work goes on in the background if there is a worker. What fails there is known at the
         next resume, which then computes the rows that were lost.
 
+        Args:
+            packing: when the formats of the last resume's policy, which lose precision, are used:
+                `"under_pressure"` stores losslessly and packs what was used longest ago once the
+                memory budget is exceeded, `"now"` pins these formats.
+
         Returns:
             The stored checkpoint to come; None while suspended already.
         """
-        if self._cache is not None:
-            self._suspending = self._offload(repack=True)
-        return self._suspending
+        state = self._state
+        if isinstance(state, Live):
+            stored = self._offload(state, packing, repack=True)
+            leaving = Leaving(state.version, state.checkpoint, stored)
+            self._state = leaving
+            # Nobody may ask for this sequence again, and must not keep rows that are evicted.
+            stored.add_done_callback(lambda _: self._arrive(leaving))
+            return stored
+        return state.stored if isinstance(state, Leaving) else None
+
+    def pack(self) -> None:
+        """Store with loss what is stored losslessly for as long as there is room."""
+        with self._versions.budget.lock:
+            self._versions.pack()
+
+    def fork(self) -> KVSequence:
+        """A suspended copy that shares all stored payload. Suspends this sequence first."""
+        self.suspend()
+        self._settle()
+        copy = KVSequence(
+            self._adapter, self._rope, versions=self._versions.copy(), worker=self._worker
+        )
+        copy._state, copy._precision = self._state, self._precision
+        return copy
 
     def clean_prefix(self, token_ids: IntArray) -> int:
         """See `Checkpoint.clean_prefix`."""
-        self._settle()
-        return self._checkpoint.clean_prefix(token_ids)
+        return self.checkpoint.clean_prefix(token_ids)
 
     def truncate(self, tokens: int) -> None:
         """Delete all state of the current version behind its first `tokens` tokens.
@@ -141,8 +177,7 @@ class KVSequence:
         versions keep what they have.
         """
         self._settle()
-        self._checkpoint = self._truncated(tokens)
-        self._cache, self._capture = None, None
+        self._state = Stored(self.version, self._truncated(tokens))
 
     def copy_prefix(self, token_ids: IntArray) -> KVSequence:
         """A suspended sequence of its own with the state of `clean_prefix(token_ids)`.
@@ -154,22 +189,13 @@ class KVSequence:
         copy = KVSequence(
             self._adapter, self._rope, versions=self._versions.emptied(), worker=self._worker
         )
-        copy._checkpoint, copy._version = self._truncated(tokens), self._version
+        copy._state = Stored(self.version, self._truncated(tokens))
         return copy
-
-    def _truncated(self, tokens: int) -> Checkpoint:
-        """The checkpoint's first `tokens` tokens, with the rows that the live cache alone holds."""
-        checkpoint = self._checkpoint.truncated(tokens)
-        if self._cache is None:
-            return checkpoint
-        unstored = ~self._checkpoint.stored[:tokens]
-        extents = store_rows(self._cache.shards, unstored, self._rope)
-        return checkpoint.with_extents((*checkpoint.extents, *extents))
 
     def clear(self) -> None:
         """Delete all state, of all versions."""
         self._settle()
-        self._cache, self._capture, self._checkpoint = None, None, Checkpoint.empty()
+        self._state = EMPTY
         self._versions.drop(list(self._versions))
 
     def adopt(self, version: str, load: CheckpointLoad) -> None:
@@ -189,7 +215,9 @@ class KVSequence:
                     f"{payload.keys.shape[1]} heads, and the model {self._adapter.layers} of "
                     f"{self._adapter.kv_heads}: delete it"
                 )
-        self._version, self._checkpoint, self._load = version, checkpoint, load
+        self._state = Loading(version, checkpoint, load)
+
+    # Computing
 
     def resume(
         self,
@@ -206,7 +234,7 @@ class KVSequence:
 
         Args:
             token_ids: int64 `[tokens]`, at least one.
-            policy: how much is recomputed, and how rows are stored when the sequence is suspended.
+            policy: how much is recomputed, and how rows are packed after the next suspend.
             room: further tokens to allocate the cache for.
             version: name of the new version. A suspended version of this name is replaced at the
                 next suspend, all others stay.
@@ -217,89 +245,118 @@ class KVSequence:
         watch = watch or Stopwatch()
         self._settle_stored()
         watch.mark("restore")
-        try:
-            resumed = self._resume(token_ids, policy, room, anchors_of, own_of, watch)
-        except CheckpointError as error:  # the current version was still arriving from a store
-            self._give_up_load(error)
-            watch.mark("restore")
-            resumed = self._resume(token_ids, policy, room, anchors_of, own_of, watch)
-        self._version, self._precision = version, policy.precision
-        return resumed
+        while True:
+            donor, plan = self._choose(token_ids, policy, anchors_of, own_of)
+            watch.mark("planning")
+            try:
+                resumed = self._execute(donor, plan, token_ids, policy, room, version, watch)
+            except CheckpointError as error:
+                if not isinstance(self._state, Loading):
+                    raise
+                self._give_up_loading(error)  # what was arriving from a store did not
+                watch.mark("restore")
+                continue
+            except BaseException:
+                self._drop_cache()
+                raise
+            self._precision = policy.precision
+            return resumed
 
-    def _resume(
-        self,
-        token_ids: IntArray,
-        policy: RecoveryPolicy,
-        room: int,
-        anchors_of: AnchorsOf,
-        own_of: OwnOf,
-        watch: Stopwatch,
-    ) -> Resumed:
-        self._settle_scores()
-        current = Donor(
-            self._version,
-            self._checkpoint,
-            is_live=self._cache is not None,
-            own=own_of(self._version, len(self._checkpoint)),
+    def append(self, token_id: int) -> torch.Tensor:
+        """Compute the state of one more token; returns the next logits, `[vocab]`."""
+        state = self._state
+        if not isinstance(state, Live):
+            raise RuntimeError("resume the sequence before appending to it")
+        old = state.checkpoint
+        position = len(old)
+        token_ids = np.append(old.token_ids, np.int64(token_id))
+        state.cache.reserve(position + 1)
+        if state.capture is not None:
+            state.capture.announce(position, position + 1)
+        rows = RowSet.of_range(position, position + 1)
+        logits = self._adapter.forward_rows(token_ids, rows, state.cache, capture=state.capture)
+        exact = not old.origins.any()
+        grown = replace(
+            old,
+            token_ids=token_ids,
+            origins=np.append(old.origins, np.int16(0 if exact else 1)),
+            scores=np.append(old.scores, np.float32(0.0)),
+            block_map=old.block_map and old.block_map.grown(position + 1),
         )
-        others = self._other_donors(token_ids, policy, own_of)
-        donor, plan = choose_donor(current, others, token_ids, policy, anchors_of)
-        watch.mark("planning")
-        try:
-            if donor is not current:
-                self._leave_for(donor)
-            return self._execute(token_ids, plan, policy, room, watch)
-        except BaseException:
-            self._cache, self._capture = None, None
-            if self._load is not None:  # some rows may not be in memory, and may never be
-                self._load.cancel()
-                self._checkpoint = Checkpoint.empty()
-            raise
-        finally:
-            self._load = None
+        self._state = replace(state, checkpoint=grown)
+        return logits
 
-    def _other_donors(
-        self, token_ids: IntArray, policy: RecoveryPolicy, own_of: OwnOf
-    ) -> list[tuple[int, Donor]]:
-        """The stored versions with what each can save at most, largest first."""
+    def rewind(self, tokens: int) -> None:
+        """Drop the rows behind the first `tokens` tokens of a live sequence, as before `append`.
+
+        What is appended next takes their places. Scores stay as collected so far; no more are.
+        """
+        if not isinstance(self._state, Live) or not 0 < tokens <= len(self.token_ids):
+            raise RuntimeError("only a live sequence is rewound, and to some of its tokens")
+        state = self._scored(self._state)
+        old = state.checkpoint
+        rewound = Checkpoint(
+            token_ids=old.token_ids[:tokens],
+            origins=old.origins[:tokens],
+            scores=old.scores[:tokens],
+            extents=old.stored_at(np.arange(tokens)),
+            block_map=old.block_map and old.block_map.truncated(tokens),
+        )
+        state.cache.filled = tokens
+        self._state = replace(state, checkpoint=rewound)
+
+    # Parts of a resume
+
+    def _choose(
+        self, token_ids: IntArray, policy: RecoveryPolicy, anchors_of: AnchorsOf, own_of: OwnOf
+    ) -> tuple[Donor, RecoveryPlan]:
+        """The state to recover from, and the plan."""
+        if isinstance(self._state, Live):
+            self._state = self._scored(self._state)
+        checkpoint = self._known_checkpoint()
+        current = Donor(
+            self.version,
+            checkpoint,
+            is_live=self.is_live,
+            own=own_of(self.version, len(checkpoint)),
+        )
         donors = []
         for bound, version in self._versions.ranked(token_ids, exact=policy.is_exact):
-            checkpoint = self._versions.get(version)
-            if checkpoint is not self._checkpoint:
-                donor = Donor(version, checkpoint, own=own_of(version, len(checkpoint)))
+            other = self._versions.get(version)
+            if other is not None and other is not checkpoint:
+                donor = Donor(version, other, own=own_of(version, len(other)))
                 if donor.own is not None:
                     bound = min(bound, int(np.count_nonzero(donor.usable(token_ids))))
                 donors.append((bound, donor))
-        return sorted(donors, key=lambda entry: -entry[0])
-
-    def _leave_for(self, donor: Donor) -> None:
-        """Make a stored version the current one; what is live is stored meanwhile."""
-        self._versions.touch(donor.version)
-        if self._cache is not None:
-            # Not repacked: the donor's payload would be copied away from under it.
-            self._leaving = self._offload(repack=False)
-        self._version, self._checkpoint = donor.version, donor.checkpoint
+        donors.sort(key=lambda entry: -entry[0])
+        return choose_donor(current, donors, token_ids, policy, anchors_of)
 
     def _execute(
         self,
-        token_ids: IntArray,
+        donor: Donor,
         plan: RecoveryPlan,
+        token_ids: IntArray,
         policy: RecoveryPolicy,
         room: int,
+        version: str,
         watch: Stopwatch,
     ) -> Resumed:
-        tokens = len(token_ids)
+        """Carry out a plan; the sequence is live then."""
+        self._versions.touch(donor.version)
+        if donor.version != self.version or donor.checkpoint is not self._known_checkpoint():
+            self._leave_for(donor)
+        state, tokens = self._state, len(token_ids)
         source = plan.source
-        if self._cache is not None:
-            source[source == np.arange(tokens)] = -1  # in place already
-            self._store_moving_rows(source)
         capacity = -(-(tokens + min(room, MAX_ROOM)) // CAPACITY_STEP) * CAPACITY_STEP
-        cache = self._cache
-        if cache is None:
+        old = donor.checkpoint
+        if isinstance(state, Live):
+            source[source == np.arange(tokens)] = -1  # in place already
+            old = self._store_moving_rows(state, source)
+            cache = state.cache
+            cache.resize(capacity)
+        else:
             cache = self._adapter.new_cache(capacity)
-        cache.resize(capacity)
-        self._cache = cache
-        old, load = self._checkpoint, self._load
+        load = state.load if isinstance(state, Loading) else None
         done = execute(
             self._adapter,
             self._rope,
@@ -314,125 +371,141 @@ class KVSequence:
         )
         if load is not None:
             load.wait()  # what was not needed now will be referred to all the same
-            self._versions.put(self._version, old, repack=False)  # to go back to
+            self._versions.put(state.version, old, repack=False)  # to go back to
         cache.filled = tokens
-
-        self._capture = done.capture
-        self._checkpoint = Checkpoint(
+        checkpoint = Checkpoint(
             token_ids=token_ids.copy(),
             origins=done.plan.origins(old.origins),
             scores=np.zeros(tokens, dtype=np.float32),
             extents=old.stored_at(done.plan.source),
         )
-        trouble, self._trouble = "; ".join(self._trouble) or None, []
+        self._state = Live(version, checkpoint, cache, done.capture)
+        trouble, self._troubles = "; ".join(self._troubles) or None, []
         return Resumed(
             logits=done.logits,
             plan=done.plan,
-            resumed_from=self._version if done.plan.kept.any() else None,
+            resumed_from=state.version if done.plan.kept.any() else None,
             trouble=trouble,
             restored_formats=done.restoration.formats,
             payload_bytes=done.restoration.payload_bytes,
         )
 
-    def append(self, token_id: int) -> torch.Tensor:
-        """Compute the state of one more token; returns the next logits, `[vocab]`."""
-        if self._cache is None:
-            raise RuntimeError("resume the sequence before appending to it")
-        old = self._checkpoint
-        position = len(old)
-        token_ids = np.append(old.token_ids, np.int64(token_id))
-        self._cache.reserve(position + 1)
-        if self._capture is not None:
-            self._capture.announce(position, position + 1)
-        rows = RowSet.of_range(position, position + 1)
-        logits = self._adapter.forward_rows(token_ids, rows, self._cache, capture=self._capture)
-        exact = not old.origins.any()
-        self._checkpoint = replace(
-            old,
-            token_ids=token_ids,
-            origins=np.append(old.origins, np.int16(0 if exact else 1)),
-            scores=np.append(old.scores, np.float32(0.0)),
-            block_map=old.block_map and old.block_map.grown(position + 1),
+    def _leave_for(self, donor: Donor) -> None:
+        """Make a stored version the current one; what is live is stored meanwhile."""
+        if isinstance(self._state, Live):
+            # Not repacked: the donor's payload would be copied away from under it.
+            self._departure = self._offload(self._state, "under_pressure", repack=False)
+        elif isinstance(self._state, Loading):
+            self._state.load.cancel()
+        self._state = Stored(donor.version, donor.checkpoint)
+
+    def _store_moving_rows(self, state: Live, source: IntArray) -> Checkpoint:
+        """Store the rows that are wanted elsewhere, before anything overwrites them."""
+        old = state.checkpoint
+        moving = np.zeros(len(old), dtype=bool)
+        moving[source[source >= 0]] = True
+        extents = store_rows(state.cache.shards, moving & ~old.stored, self._rope)
+        old = old.with_extents((*old.extents, *extents))
+        self._state = replace(state, checkpoint=old)
+        return old
+
+    # Changes of state
+
+    def _known_checkpoint(self) -> Checkpoint:
+        """The current version's checkpoint as it is now, without waiting."""
+        checkpoint = self._state.checkpoint
+        if checkpoint is None:
+            checkpoint = self._versions.get(self.version)
+        return Checkpoint.empty() if checkpoint is None else checkpoint
+
+    def _scored(self, state: Live) -> Live:
+        """The state with what its capture has collected: scores, and the block map."""
+        if state.capture is None:
+            return state
+        tokens = len(state.checkpoint)
+        scored = replace(
+            state.checkpoint,
+            scores=state.capture.scores(tokens),
+            block_map=state.capture.block_map(tokens),
         )
-        return logits
+        return replace(state, checkpoint=scored, capture=None)
 
-    def rewind(self, tokens: int) -> None:
-        """Forget the rows behind the first `tokens` tokens of a live sequence, as before `append`.
+    def _truncated(self, tokens: int) -> Checkpoint:
+        """The checkpoint's first `tokens` tokens, with the rows that the live cache alone holds."""
+        whole = self._known_checkpoint()
+        checkpoint = whole.truncated(tokens)
+        if not isinstance(self._state, Live):
+            return checkpoint
+        extents = store_rows(self._state.cache.shards, ~whole.stored[:tokens], self._rope)
+        return checkpoint.with_extents((*checkpoint.extents, *extents))
 
-        What is appended next takes their places. Scores stay as collected so far; no more are.
-        """
-        if self._cache is None or not 0 < tokens <= len(self._checkpoint):
-            raise RuntimeError("only a live sequence is rewound, and to some of its tokens")
-        self._settle_scores()
-        old = self._checkpoint
-        self._checkpoint = Checkpoint(
-            token_ids=old.token_ids[:tokens],
-            origins=old.origins[:tokens],
-            scores=old.scores[:tokens],
-            extents=old.stored_at(np.arange(tokens)),
-            block_map=old.block_map and old.block_map.truncated(tokens),
-        )
-        self._cache.filled = tokens
-
-    def _settle_scores(self) -> None:
-        """Move what the capture has collected into the checkpoint: scores, and the block map."""
-        if self._capture is not None:
-            tokens = len(self._checkpoint)
-            self._checkpoint = replace(
-                self._checkpoint,
-                scores=self._capture.scores(tokens),
-                block_map=self._capture.block_map(tokens),
-            )
-            self._capture = None
-
-    def _offload(self, *, repack: bool) -> Future[Checkpoint]:
-        """Hand the live cache over to be stored as the current version."""
-        self._settle_scores()
-        cache, checkpoint, version = self._cache, self._checkpoint, self._version
+    def _offload(self, state: Live, packing: Packing, *, repack: bool) -> Future[Checkpoint]:
+        """Begin to store a live cache as a version."""
+        state = self._scored(state)
         precision, streams = self._precision, side_streams(self._adapter.cache_devices)
-        if cache is None:
-            raise RuntimeError("there is no cache to offload")
+        lossless_bytes = int(np.count_nonzero(~state.checkpoint.stored)) * self._adapter.row_bytes
+        if packing == "under_pressure" and lossless_bytes > self._versions.budget.limit_bytes:
+            packing = "now"
+        pack = None
+        if precision is not None and packing == "under_pressure":
+            pack = partial(packed, rope=self._rope, precision=precision)
 
         def job() -> Checkpoint:
             with streams:
-                stored = offload(checkpoint, cache.shards, rope=self._rope, precision=precision)
-            return self._versions.put(version, stored, repack=repack)
+                stored = offload(
+                    state.checkpoint,
+                    state.cache.shards,
+                    rope=self._rope,
+                    precision=precision if packing == "now" else None,
+                )
+            return self._versions.put(state.version, stored, repack=repack, pack=pack)
 
-        self._cache = None
         return submitted(job, self._worker)
+
+    def _drop_cache(self) -> None:
+        """After a failure: what is stored stays, if all of it has arrived."""
+        state = self._state
+        if isinstance(state, Live):
+            self._state = Stored(state.version, state.checkpoint)
+        elif isinstance(state, Loading):  # some rows may not be in memory, and may never be
+            state.load.cancel()
+            self._state = EMPTY
+
+    def _give_up_loading(self, error: CheckpointError) -> None:
+        self._drop_cache()
+        self._troubles.append(f"stored state could not be read: {error}")
 
     def _settle(self) -> None:
         """Wait for what is being stored and what is arriving. Rows that are lost are given up."""
         self._settle_stored()
-        if self._load is not None:
+        if isinstance(self._state, Loading):
+            state = self._state
             try:
-                self._load.wait()
+                state.load.wait()
+                self._state = Stored(state.version, state.checkpoint)
             except CheckpointError as error:
-                self._give_up_load(error)
-            self._load = None
-
-    def _give_up_load(self, error: CheckpointError) -> None:
-        self._checkpoint = Checkpoint.empty()
-        self._trouble.append(f"stored state could not be read: {error}")
+                self._give_up_loading(error)
 
     def _settle_stored(self) -> None:
         """Wait for what is being stored."""
-        for stored in (self._leaving, self._suspending):
-            try:
-                if stored is not None:
-                    checkpoint = stored.result()
-                    if stored is self._suspending:
-                        self._checkpoint = checkpoint
-            except Exception as error:  # whatever it was: it must not lose the call
-                self._trouble.append(f"suspended state could not be stored: {error}")
-        self._leaving = self._suspending = None
+        departure, self._departure = self._departure, None
+        if departure is not None:
+            error = departure.exception()
+            if error is not None:
+                self._note_lost(error)
+        state = self._state
+        if isinstance(state, Leaving):
+            wait([state.stored])
+            self._arrive(state)
 
-    def _store_moving_rows(self, source: IntArray) -> None:
-        """Store the rows that are wanted elsewhere, before anything overwrites them."""
-        if self._cache is None:
-            return
-        old = self._checkpoint
-        moving = np.zeros(len(old), dtype=bool)
-        moving[source[source >= 0]] = True
-        extents = store_rows(self._cache.shards, moving & ~old.stored, self._rope)
-        self._checkpoint = old.with_extents((*old.extents, *extents))
+    def _arrive(self, leaving: State) -> None:
+        """The rows of a suspended sequence are stored, or lost. In any Python thread."""
+        with self._arriving:
+            if self._state is leaving and isinstance(leaving, Leaving):
+                error = leaving.stored.exception()
+                if error is not None:
+                    self._note_lost(error)
+                self._state = Stored(leaving.version, leaving.checkpoint if error else None)
+
+    def _note_lost(self, error: BaseException) -> None:
+        self._troubles.append(f"suspended state could not be stored: {error}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from patchkv_agents.backends.transformers.verdict import SupportLevel
-from patchkv_agents.checkpoint import CheckpointVersions
 from patchkv_agents.context import (
     ContextHistory,
     ContextVersion,
@@ -27,17 +26,18 @@ from patchkv_agents.context import (
     parse_tools,
     render,
 )
-from patchkv_agents.engine.answer import Answer
+from patchkv_agents.engine.calls import Prefilled, Progress, Request
+from patchkv_agents.engine.decoder import AnswerDecoder
 from patchkv_agents.engine.generation import (
     SamplingOptions,
     SamplingParams,
     sampling_params,
 )
-from patchkv_agents.engine.outcomes import AnsweredCall, CallOutcome, FailedCall
+from patchkv_agents.engine.observers import CallObservers
 from patchkv_agents.engine.reply import Reply, StreamChunk
-from patchkv_agents.engine.resumed import Resumed
+from patchkv_agents.engine.runtime import ModelRuntime
 from patchkv_agents.engine.sampler import Sampler
-from patchkv_agents.engine.sequence import KVSequence
+from patchkv_agents.engine.sequence import KVSequence, Packing
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.engine.thread_state import ThreadState
 from patchkv_agents.errors import PatchKVError
@@ -45,82 +45,88 @@ from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
     from typing_extensions import Unpack
 
     from patchkv_agents.context.versioning.views import Ref
-    from patchkv_agents.engine.engine import Engine
 
 MAX_OMITTED = 32
 """Fields that a report names of those which the chat template does not show."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """One request, copied and checked."""
+class ThreadHost(Protocol):
+    """What a thread needs of the pool that it belongs to.
 
-    conversation: Conversation
-    template_args: FrozenJson
-    edits: tuple[Edit, ...]
-    parent: Ref | None
-    checkpoint_id: str | None
-    policy: RecoveryPolicy | None
-    params: SamplingParams
-    rendered: RenderedContext
-    replies: tuple[SampledReply, ...]
-    watch: Stopwatch
-    started_ns: int
+    Attributes:
+        policy: how contexts are recovered unless a call says otherwise.
+    """
 
+    policy: RecoveryPolicy
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """How far a call has come."""
+    def fork(self, thread: Thread, thread_id: str) -> Thread:
+        """A new thread at the same version; `thread` is locked meanwhile."""
 
-    version: ContextVersion | None = None
-    edits: tuple[Edit, ...] = ()
-    resumed: Resumed | None = None
-    report: RecoveryReport | None = None
-    reply: Reply | None = None
-    error: BaseException | None = None
+    def clear_forks(
+        self, thread: Thread, histories: Collection[ThreadKey], forgetting: str
+    ) -> None:
+        """Delete the KV state of the threads of these histories, `thread` itself left out.
 
-    def outcome(self, **call: Any) -> CallOutcome:
-        """What an observer gets; `call` has the fields that do not depend on it."""
-        if self.version is None or self.resumed is None or self.report is None:
-            error = self.error or RuntimeError("the call ended before its first token")
-            return FailedCall(version=self.version, edits=self.edits, error=error, **call)
-        return AnsweredCall(
-            version=self.version,
-            edits=self.edits,
-            report=self.report,
-            plan=self.resumed.plan,
-            reply=self.reply,
-            error=self.error,
-            **call,
-        )
+        Args:
+            thread: was told to forget.
+            histories: that saw the same.
+            forgetting: id of the version that says so.
+
+        Raises:
+            CheckpointError: the store cannot delete it.
+        """
+
+    def keeping_within_memory(self) -> AbstractContextManager[None]:
+        """Brings the state of all threads into the memory budget when it is left."""
 
 
 class Thread:
-    """One conversation. Made by `Engine.thread`; its calls may not overlap."""
+    """One conversation. Made by `Engine.thread`; its calls may not overlap.
 
-    def __init__(self, engine: Engine, thread_id: str, namespace: str = "") -> None:
-        self.id = thread_id
-        self.namespace = namespace
-        self._engine = engine
-        self._state = ThreadState(
-            engine.open_history(thread_id, namespace),
-            KVSequence(
-                engine.adapter,
-                engine.rope,
-                versions=CheckpointVersions(engine.versions_budget_bytes),
-                worker=engine.offload_worker,
-            ),
-            engine.stored_thread(thread_id, namespace),
-        )
-        self._busy = threading.Lock()
+    Args:
+        key: names it.
+        runtime: the model.
+        state: history and KV state.
+        host: the pool of threads.
+        observers: notified of each call.
+        packing: how `suspend` stores unless it is told.
+    """
+
+    def __init__(
+        self,
+        key: ThreadKey,
+        runtime: ModelRuntime,
+        state: ThreadState,
+        *,
+        host: ThreadHost,
+        observers: CallObservers,
+        packing: Packing,
+    ) -> None:
+        self.id = key.thread
+        self.namespace = key.namespace
+        self._key = key
+        self._runtime = runtime
+        self._state = state
+        self._host = host
+        self._observers = observers
+        self._packing = packing
+        self._busy = threading.Lock()  # a call is under way
+        self._upkeep = threading.Lock()  # the pool is storing state; calls wait for that
+        self._used_s = time.monotonic()
 
     @property
-    def engine(self) -> Engine:
-        """That runs it."""
-        return self._engine
+    def key(self) -> ThreadKey:
+        """Thread id and namespace."""
+        return self._key
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._runtime.tokenizer
 
     @property
     def history(self) -> ContextHistory:
@@ -131,6 +137,16 @@ class Thread:
     def sequence(self) -> KVSequence:
         """Tokens and KV state below the messages."""
         return self._state.sequence
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._busy.locked()
+
+    @property
+    def used_s(self) -> float:
+        """When a call ended last, of `time.monotonic`."""
+        return self._used_s
 
     def generate(
         self,
@@ -203,16 +219,16 @@ class Thread:
         Arguments are copied and checked at the call; the model runs when the first piece is asked
         for.
         """
-        watch = Stopwatch(self._engine.clock_ns, called_ns)
-        started_ns = time.time_ns()
+        watch = Stopwatch(self._runtime.clock_ns, called_ns)
         watch.mark("wait")
+        started_ns = time.time_ns() - int(watch.ms("wait") * 1e6)
         params = sampling_params(sampling)
         conversation = Conversation(parse_messages(messages), parse_tools(tools))
         arguments = parse_template_args(template_args)
         replies = self._state.replies
         rendered = self._rendered(conversation, arguments, replies)
         watch.mark("render")
-        call = _Call(
+        request = Request(
             conversation,
             arguments,
             tuple(edits or ()),
@@ -223,73 +239,9 @@ class Thread:
             rendered,
             replies,
             watch,
-            started_ns - int(watch.ms("wait") * 1e6),
+            started_ns,
         )
-        return self._answer(call)
-
-    def _rendered(
-        self,
-        conversation: Conversation,
-        template_args: FrozenJson,
-        replies: tuple[SampledReply, ...],
-    ) -> RenderedContext:
-        rendered = render(
-            conversation,
-            self._engine.tokenizer,
-            template_args=template_args.load(),
-            sampled=list(replies),
-        )
-        self._engine.check_length(len(rendered))
-        return rendered
-
-    def _answer(self, call: _Call) -> Iterator[StreamChunk]:
-        with self._exclusive(), self._engine.answering():
-            run = _Run()
-            try:
-                call.watch.mark("wait")
-                if self._state.replies is not call.replies:  # another call has answered meanwhile
-                    rendered = self._rendered(
-                        call.conversation, call.template_args, self._state.replies
-                    )
-                    call = replace(call, rendered=rendered)
-                    call.watch.mark("render")
-                run.version, run.edits = self._state.place(
-                    call.conversation,
-                    call.template_args,
-                    edits=call.edits,
-                    parent=call.parent,
-                    checkpoint_id=call.checkpoint_id,
-                )
-                call.watch.mark("history")
-                run.resumed, run.report, sampler, token = self._first_token(run.version, call)
-                for chunk in self._decode(
-                    run.version, run.edits, run.resumed, run.report, call.params, sampler, token
-                ):
-                    run.reply = chunk.reply
-                    yield chunk
-            except GeneratorExit:  # closed by the caller
-                raise
-            except BaseException as error:
-                run.error = error
-                raise
-            finally:
-                self._finish(call, run)
-
-    def _finish(self, call: _Call, run: _Run) -> None:
-        """Report what became of a call."""
-        self._engine.notify(
-            run.outcome(
-                thread=ThreadKey(self.id, self.namespace),
-                model=self._engine.model_name,
-                history=self.history,
-                params=call.params,
-                started_ns=call.started_ns,
-                ended_ns=time.time_ns(),
-            )
-        )
-        if run.reply is not None:
-            key = ThreadKey(self.id, self.namespace)
-            self._engine.check_in_shadow(key, call.rendered.token_ids, run.reply)
+        return self._answer(request)
 
     def base(self, messages: Sequence[Message]) -> ContextVersion | None:
         """The version that a context will be taken to go on from; None for the first one.
@@ -299,30 +251,45 @@ class Thread:
         """
         return self._state.base(messages)
 
-    def suspend(self) -> None:
+    def suspend(self, packing: Packing | None = None) -> None:
         """Store the KV state in CPU memory and free the cache, as while a tool runs.
 
-        The work goes on in the background, and so does saving to the engine's store; the next call
-        waits for the former.
+        Rows are stored losslessly as long as the engine's memory budget has room for them. The work
+        goes on in the background, and so does saving to the engine's store; the next call waits
+        for the former.
+
+        Args:
+            packing: `"now"` stores in the formats of the last call's policy at once, whatever room
+                there is; the engine's choice if left out.
         """
         with self._exclusive():
-            self._state.suspend()
+            self._state.suspend(packing or self._packing)
+
+    def suspend_if_idle(self, packing: Packing | None = None) -> bool:
+        """Suspend the thread unless a call is under way; calls that begin meanwhile wait.
+
+        Returns:
+            Whether it is suspended now.
+        """
+        if self._busy.locked() or not self._upkeep.acquire(blocking=False):
+            return False
+        try:
+            if self._busy.locked():
+                return False
+            self._state.suspend(packing or self._packing)
+            return True
+        finally:
+            self._upkeep.release()
 
     def fork(self, thread_id: str) -> Thread:
         """A new thread at the same version that shares the stored state. Suspends this one."""
         with self._exclusive():
-            self._state.suspend()
-            sequence = self.sequence.fork()  # may fail; the new thread is registered after it
-            with self._engine.registry:  # nobody gets hold of it half made
-                copy = self._engine.thread(thread_id, namespace=self.namespace, new=True)
-                try:
-                    name = thread_id if self._engine.keeps_histories else None
-                    copy._state.history = self.history.fork(name, namespace=self.namespace)
-                except PatchKVError:  # the history store has such a thread from an earlier time
-                    self._engine.drop(thread_id, namespace=self.namespace)
-                    raise
-                copy._state.take_over(self._state, sequence)
-            return copy
+            self._state.suspend(self._packing)
+            return self._host.fork(self, thread_id)
+
+    def become_fork(self, source: Thread, history: ContextHistory, sequence: KVSequence) -> None:
+        """Take over copies of another thread's history and state. For the pool."""
+        self._state.take_over(source._state, history, sequence)
 
     def share_prefix(
         self,
@@ -351,7 +318,7 @@ class Thread:
         """
         rendered = render(
             Conversation(parse_messages(messages), parse_tools(tools)),
-            self._engine.tokenizer,
+            self._runtime.tokenizer,
             template_args=template_args,
         )
         with self._exclusive(), source._exclusive():
@@ -370,7 +337,8 @@ class Thread:
         self._state.must_clear = True
         if self._busy.acquire(blocking=False):
             try:
-                self._state.clear()
+                with self._upkeep:
+                    self._state.clear()
             finally:
                 self._busy.release()
 
@@ -385,47 +353,98 @@ class Thread:
         """
         if self._busy.acquire(blocking=False):
             try:
-                self._state.clear_for(forgetting)
+                with self._upkeep:
+                    self._state.clear_for(forgetting)
             finally:
                 self._busy.release()
         else:
             self._state.must_clear = True
 
-    def _first_token(
-        self, version: ContextVersion, call: _Call
-    ) -> tuple[Resumed, RecoveryReport, Sampler, int]:
-        token_ids, policy = call.rendered.token_ids, call.policy or self._engine.policy
-        reasons = []
-        if not call.rendered.verified and not policy.is_exact:
-            reasons.append(f"token spans could not be verified: {call.rendered.reason}")
-            policy = RecoveryPolicy.exact()
-        verdict = self._engine.support.verdict
-        if verdict.level is SupportLevel.EXACT and not policy.is_exact:
-            reasons.append(f"keys of this model cannot be moved: {verdict.reason}")
-            policy = RecoveryPolicy.exact()
-        adapter = self._engine.adapter
-        sampler = Sampler(
-            call.params, token_ids.tolist(), adapter.model.generation_config, adapter.device
+    def _answer(self, request: Request) -> Iterator[StreamChunk]:
+        with self._host.keeping_within_memory(), self._exclusive(), self._observers.answering():
+            progress = Progress()
+            try:
+                request = self._renewed(request)
+                progress.version, progress.edits = self._state.place(
+                    request.conversation,
+                    request.template_args,
+                    edits=request.edits,
+                    parent=request.parent,
+                    checkpoint_id=request.checkpoint_id,
+                )
+                request.watch.mark("history")
+                progress.prefilled = self._prefill(progress.version, request)
+                for chunk in self._decode(progress, progress.prefilled, request.params):
+                    progress.reply = chunk.reply
+                    yield chunk
+            except GeneratorExit:  # closed by the caller
+                raise
+            except BaseException as error:
+                progress.error = error
+                raise
+            finally:
+                self._used_s = time.monotonic()
+                outcome = progress.outcome(
+                    thread=self._key,
+                    model=self._runtime.name,
+                    history=self.history,
+                    params=request.params,
+                    started_ns=request.started_ns,
+                    ended_ns=time.time_ns(),
+                )
+                self._observers.notify(outcome, request.rendered.token_ids)
+
+    def _renewed(self, request: Request) -> Request:
+        """The request, rendered anew if another call has answered since it was made."""
+        request.watch.mark("wait")
+        replies = self._state.replies
+        if replies is request.replies:
+            return request
+        rendered = self._rendered(request.conversation, request.template_args, replies)
+        request.watch.mark("render")
+        return replace(request, rendered=rendered, replies=replies)
+
+    def _rendered(
+        self,
+        conversation: Conversation,
+        template_args: FrozenJson,
+        replies: tuple[SampledReply, ...],
+    ) -> RenderedContext:
+        rendered = render(
+            conversation,
+            self._runtime.tokenizer,
+            template_args=template_args.load(),
+            sampled=list(replies),
         )
-        clear_forks = partial(self._engine.clear_forks, self)
-        reasons += self._state.forget(version, token_ids, clear_forks)
-        if self._engine.shadow is not None and any(edit.forget for edit in version.edits):
-            self._engine.shadow.forget()
+        self._runtime.check_length(len(rendered))
+        return rendered
+
+    def _prefill(self, version: ContextVersion, request: Request) -> Prefilled:
+        """Recover the state of a version, and choose the first token."""
+        rendered, watch, runtime = request.rendered, request.watch, self._runtime
+        token_ids = rendered.token_ids
+        policy, reasons = self._safe_policy(request)
+        model = runtime.adapter.model
+        sampler = Sampler(
+            request.params, token_ids.tolist(), model.generation_config, runtime.adapter.device
+        )
+        reasons += self._state.forget(version, token_ids, partial(self._host.clear_forks, self))
+        if any(edit.forget for edit in version.edits):
+            self._observers.forget()
         reasons += self._state.fetch(version)
-        call.watch.mark("fetch")
-        room = min(call.params.max_new_tokens, self._engine.max_tokens - len(token_ids))
+        watch.mark("fetch")
         resumed = self.sequence.resume(
             token_ids,
             policy,
-            room=room,
+            room=min(request.params.max_new_tokens, runtime.max_tokens - len(token_ids)),
             version=version.id,
-            anchors_of=partial(self._state.anchors, version, call.rendered.message_spans),
+            anchors_of=partial(self._state.anchors, version, rendered.message_spans),
             own_of=self._state.own_rows(version),
-            watch=call.watch,
+            watch=watch,
         )
-        self._state.note(version, call.rendered.message_spans, resumed)
+        self._state.note(version, rendered.message_spans, resumed)
         token = sampler(resumed.logits)
-        call.watch.mark("sampling")
+        watch.mark("sampling")
         if resumed.trouble:
             reasons.append(resumed.trouble)
         report = RecoveryReport.of_plan(
@@ -435,40 +454,50 @@ class Thread:
             resumed_from=resumed.resumed_from,
             restored_formats=resumed.restored_formats,
             payload_bytes=resumed.payload_bytes,
-            omitted=call.rendered.omitted[:MAX_OMITTED],
-            notes=call.rendered.notes,
-            **call.watch.report(),
+            omitted=rendered.omitted[:MAX_OMITTED],
+            notes=rendered.notes,
+            **watch.report(),
         )
-        return resumed, report, sampler, token
+        return Prefilled(resumed, report, sampler, token)
+
+    def _safe_policy(self, request: Request) -> tuple[RecoveryPolicy, list[str]]:
+        """The policy of a request, or the exact one with the reasons for it."""
+        policy = request.policy or self._host.policy
+        if policy.is_exact:
+            return policy, []
+        reasons = []
+        if not request.rendered.verified:
+            reasons.append(f"token spans could not be verified: {request.rendered.reason}")
+        verdict = self._runtime.support.verdict
+        if verdict.level is SupportLevel.EXACT:
+            reasons.append(f"keys of this model cannot be moved: {verdict.reason}")
+        return (RecoveryPolicy.exact() if reasons else policy), reasons
 
     def _decode(
-        self,
-        version: ContextVersion,
-        edits: tuple[Edit, ...],
-        resumed: Resumed,
-        report: RecoveryReport,
-        params: SamplingParams,
-        sampler: Sampler,
-        token: int,
+        self, progress: Progress, prefilled: Prefilled, params: SamplingParams
     ) -> Iterator[StreamChunk]:
-        engine = self._engine
-        limit = min(params.max_new_tokens, engine.max_tokens - report.tokens)
-        answer = Answer(engine.tokenizer, engine.end_tokens, params, sampler, limit)
+        runtime, report = self._runtime, prefilled.report
+        limit = min(params.max_new_tokens, runtime.max_tokens - report.tokens)
+        decoder = AnswerDecoder(
+            runtime.tokenizer, runtime.end_tokens, params, prefilled.sampler, limit
+        )
         try:
-            yield from answer.pieces(token, self.sequence.append)
+            yield from decoder.pieces(prefilled.first_token, self.sequence.append)
         finally:  # also what was said before the stream was closed
-            self._state.add_reply(SampledReply.of(answer.token_ids, engine.tokenizer))
-        last = answer.finish()
+            self._state.add_reply(SampledReply.of(decoder.token_ids, runtime.tokenizer))
+        last = decoder.finish()
+        if progress.version is None:
+            raise RuntimeError("an answer needs a version")
         reply = Reply(
-            text=answer.text,
-            token_ids=tuple(answer.token_ids),
-            finish_reason=answer.finish_reason,
+            text=decoder.text,
+            token_ids=tuple(decoder.token_ids),
+            finish_reason=decoder.finish_reason,
             report=report,
-            plan=resumed.plan,
-            version_id=version.id,
-            first_logits=resumed.logits,
-            edits=edits,
-            logprobs=None if params.logprobs is None else answer.logprobs,
+            plan=prefilled.resumed.plan,
+            version_id=progress.version.id,
+            first_logits=prefilled.resumed.logits,
+            edits=progress.edits,
+            logprobs=None if params.logprobs is None else decoder.logprobs,
         )
         yield replace(last, reply=reply)
 
@@ -480,6 +509,7 @@ class Thread:
                 "use another thread"
             )
         try:
-            yield
+            with self._upkeep:
+                yield
         finally:
             self._busy.release()

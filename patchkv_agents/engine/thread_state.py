@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from patchkv_agents.recovery.donors import Anchors, OwnOf
 if TYPE_CHECKING:
     from patchkv_agents.context.versioning.views import Ref
     from patchkv_agents.engine.persistence import StoredThread
-    from patchkv_agents.engine.sequence import KVSequence
+    from patchkv_agents.engine.sequence import KVSequence, Packing
 
 Spans = tuple[tuple[int, int], ...]
 """Token span of each message."""
@@ -86,8 +87,9 @@ class ThreadState:
         self._pending: dict[str, ContextVersion] = {}  # forgetting versions by id
         self._must_clear_stored = False
 
-    def take_over(self, other: ThreadState, sequence: KVSequence) -> None:
-        """Become a fork of another state, with this copy of its sequence."""
+    def take_over(self, other: ThreadState, history: ContextHistory, sequence: KVSequence) -> None:
+        """Become a fork of another state, with these copies of its history and sequence."""
+        self.history = history
         self.sequence, self._obeyed = sequence, set(other._obeyed)
         self.replies, self._known = other.replies, dict(other._known)
         self._last, self._row_versions = other._last, other._row_versions.copy()
@@ -97,12 +99,14 @@ class ThreadState:
         """Remember the sampled ids of an answer."""
         self.replies = (*self.replies, reply)[-MAX_REPLIES:]
 
-    def suspend(self) -> None:
+    def suspend(self, packing: Packing) -> None:
         """Store the KV state in CPU memory and, if there is a store, save it there."""
         if self.must_clear:
-            self.clear()
+            self._clear_memory()
+            with suppress(CheckpointError):  # tried again at the next call
+                self._clear_stored()
         is_live = self.sequence.is_live
-        checkpoint = self.sequence.suspend()
+        checkpoint = self.sequence.suspend(packing)
         if is_live and checkpoint is not None and self._stored is not None:
             self._stored.save(self.sequence.version, checkpoint)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
+from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions, MemoryBudget
 from patchkv_agents.checkpoint.extents import extents_of, moved_extents
 from patchkv_agents.checkpoint.versions import MAX_VERSIONS
 
@@ -21,7 +21,7 @@ def checkpoint(token_ids, extents=(), origins=None) -> Checkpoint:
 
 def test_the_least_recently_used_version_goes_first_and_the_newest_never():
     one = scaled_payload([8], [0]).nbytes
-    versions = CheckpointVersions(budget_bytes=3 * one)
+    versions = CheckpointVersions(MemoryBudget(3 * one))
     for name in "abc":
         fresh = extents_of(scaled_payload([8], [0]), [0])
         assert len(versions.put(name, checkpoint(range(8), fresh))) == 8
@@ -29,7 +29,7 @@ def test_the_least_recently_used_version_goes_first_and_the_newest_never():
     fresh = extents_of(scaled_payload([8], [0]), [0])
     versions.put("d", checkpoint(range(8), fresh))
     assert list(versions) == ["a", "d"]  # down to three quarters of the budget
-    small = CheckpointVersions(budget_bytes=1)
+    small = CheckpointVersions(MemoryBudget(1))
     for name in "ab":
         small.put(name, checkpoint(range(8), fresh))
     assert list(small) == ["b"]
@@ -39,7 +39,7 @@ def test_rows_that_no_version_needs_go_before_versions_do():
     """Versions are dropped for live payload only; the rest is copied together first."""
     payload = scaled_payload([4] * 25, list(range(0, 100, 4)))
     whole = extents_of(payload, list(range(0, 100, 4)))
-    versions = CheckpointVersions(budget_bytes=payload.nbytes)
+    versions = CheckpointVersions(MemoryBudget(payload.nbytes))
     for name in "ab":  # 60 of 100 rows: more than half
         versions.put(name, checkpoint(range(60), moved_extents(whole, np.arange(60))))
     assert versions.get("a").extents[0].payload is payload
@@ -51,7 +51,7 @@ def test_rows_that_no_version_needs_go_before_versions_do():
 
 def test_shared_payload_counts_once_against_the_budget():
     payload = scaled_payload([8], [0])
-    versions = CheckpointVersions(budget_bytes=payload.nbytes)
+    versions = CheckpointVersions(MemoryBudget(payload.nbytes))
     for name in "abc":
         versions.put(name, checkpoint(range(8), extents_of(payload, [0])))
     assert list(versions) == ["a", "b", "c"]

@@ -18,6 +18,7 @@ from patchkv_agents.context import (
     EditKind,
     MemoryHistoryStore,
     SQLiteHistoryStore,
+    ThreadKey,
 )
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import CheckpointError, HistoryStoreError
@@ -40,7 +41,7 @@ def engine_on(plain):
 
     def engine(store, **options):
         made = Engine(plain.adapter.model, plain.tokenizer, store=store, **options)
-        made.fingerprint = plain.fingerprint  # computed once
+        made.runtime.fingerprint = plain.fingerprint  # computed once
         return made
 
     return engine
@@ -164,12 +165,12 @@ def test_forgetting_reaches_the_store(engine_on):
     real, store.delete = store.delete, Broken("delete").delete
     report = thread.generate(messages, max_new_tokens=2).report
     assert "not deleted yet: the store is away" in report.fallback_reason
-    assert engine.stored_thread("t").versions() == [saw]
+    assert engine.stores.checkpoints(ThreadKey("t")).versions() == [saw]
     store.delete = real
     assert thread.generate(messages, max_new_tokens=2).report.fallback_reason is None
-    assert engine.stored_thread("t").versions() == []
+    assert engine.stores.checkpoints(ThreadKey("t")).versions() == []
     thread.suspend()
-    assert engine.stored_thread("t").versions() == [thread.history.head.id]
+    assert engine.stores.checkpoints(ThreadKey("t")).versions() == [thread.history.head.id]
     assert thread.generate(messages, max_new_tokens=2).report.prefix > 0
 
 
@@ -215,17 +216,16 @@ def test_a_pending_forget_holds_in_a_fresh_process(plain, engine_on, tmp_path):
     reply = again.generate(messages, policy=PATCH, max_new_tokens=1)
     assert reply.report.is_exact and reply.report.resumed_from == thread.history.head.id
     store.is_away = False
-    assert saw in engine.stored_thread("t").versions()
+    assert saw in engine.stores.checkpoints(ThreadKey("t")).versions()
     assert again.generate(messages, max_new_tokens=1).report.fallback_reason is None
-    assert saw not in engine.stored_thread("t").versions()
+    assert saw not in engine.stores.checkpoints(ThreadKey("t")).versions()
 
 
 def test_a_pending_forget_holds_where_no_token_is_left(plain, engine_on, smollm2_tokenizer):
     """The thread's own state goes from the first token on, so it has none, and used to fetch."""
     tokenizer = copy.deepcopy(smollm2_tokenizer)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    engine = engine_on(Undeletable())
-    engine.tokenizer = tokenizer
+    engine = Engine(plain.adapter.model, tokenizer, store=Undeletable())
     messages = [{"role": "user", "content": "A secret. " + "The museum opens at nine. " * 20}]
     thread = suspended(engine, messages=messages)
     removed = "Removed. " + "The museum opens at nine. " * 20
@@ -303,9 +303,9 @@ def test_forgetting_reaches_what_nobody_has_open(engine_on, tmp_path):
     fork.generate(MESSAGES, max_new_tokens=3)
     fork.suspend()
     other_model = engine_on(rows, history=SQLiteHistoryStore(file))
-    other_model.fingerprint = "another model"
+    other_model.runtime.fingerprint = "another model"
     suspended(other_model)
-    writer.stored_thread("copy").versions()
+    writer.stores.checkpoints(ThreadKey("copy")).versions()
     assert rows.stats().checkpoints == 3
     for manifest in (tmp_path / "rows").rglob("manifest-*"):
         if "copy" not in manifest.read_text():
@@ -321,7 +321,7 @@ def test_forgetting_reaches_what_nobody_has_open(engine_on, tmp_path):
     fork = engine.thread("copy")
     fork.generate(edited("[removed]"), max_new_tokens=2)
     fork.suspend()
-    engine.stored_thread("copy").versions()
+    engine.stores.checkpoints(ThreadKey("copy")).versions()
     later = engine_on(rows, history=SQLiteHistoryStore(file)).thread("t")
     assert later.generate(edited("[removed]"), max_new_tokens=2).report.resumed_from
     assert rows.stats().checkpoints == 2
@@ -351,7 +351,7 @@ def test_a_fork_that_is_to_forget_while_it_answers_stores_nothing(engine_on):
     thread.generate(edited("[removed]"), max_new_tokens=2)
     stream.close()
     fork.suspend()
-    assert engine.stored_thread("copy").versions() == []
+    assert engine.stores.checkpoints(ThreadKey("copy")).versions() == []
     assert not len(fork.sequence.token_ids) and not len(fork.sequence.versions)
 
 
@@ -414,7 +414,7 @@ def test_history_and_rows_together_carry_a_thread_to_another_engine(engine_on, t
 
     engine.drop("t", delete=True)
     again = ContextHistory(SQLiteHistoryStore(file), thread="t")
-    assert again.head is None and not engine.stored_thread("t").versions()
+    assert again.head is None and not engine.stores.checkpoints(ThreadKey("t")).versions()
     assert ContextHistory(SQLiteHistoryStore(file), thread="copy").head is not None
 
 

@@ -330,7 +330,7 @@ def test_the_default_policy_stores_with_loss_and_says_so(engine, thread):
     """Also the prefix is not called exact then; an exact call computes it again."""
     default = RecoveryPolicy.default()
     thread.generate(MESSAGES, policy=default, max_new_tokens=2)
-    thread.suspend()
+    thread.suspend("now")
     lossless = 2 * thread.sequence.checkpoint.token_ids.size * 3 * 2 * 8 * 4
     assert thread.sequence.checkpoint.payload_bytes < 0.7 * lossless
     report = thread.generate(edited(), policy=default, max_new_tokens=2).report

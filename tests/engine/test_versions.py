@@ -11,7 +11,7 @@ import torch
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.support import rope_of
-from patchkv_agents.checkpoint import CheckpointVersions
+from patchkv_agents.checkpoint import CheckpointVersions, MemoryBudget
 from patchkv_agents.checkpoint import offload as offload_module
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.checkpoint.stores.base import CheckpointLoad
@@ -99,10 +99,12 @@ def check_cycles(model, cycles, policy):
     """Suspend, edit, resume: bytes of untouched rows stay, memory and metadata do not grow, and
     results are those of a fresh sequence that is given the same checkpoint."""
     budget = 600_000  # a version takes 220,000 alone, and 35,000 beside another
-    sequence = KVSequence(ModelAdapter(model), rope_of(model), versions=CheckpointVersions(budget))
+    sequence = KVSequence(
+        ModelAdapter(model), rope_of(model), versions=CheckpointVersions(MemoryBudget(budget))
+    )
     ids = random_ids(1, 500)
     sequence.resume(ids, policy, version="0")
-    sequence.suspend()
+    sequence.suspend("now")
     untouched = np.arange(384, 480)
     first = stored_rows(sequence.checkpoint, untouched)
     rng = np.random.default_rng(0)
@@ -119,7 +121,7 @@ def check_cycles(model, cycles, policy):
             assert torch.equal(fresh.resume(new, policy).logits, resumed.logits)
             compared += 1
         sequence.append(5)
-        sequence.suspend()
+        sequence.suspend("now")
         ids = new
         assert stored_rows(sequence.checkpoint, untouched) == first
         assert sequence.versions.payload_bytes <= budget
@@ -158,7 +160,7 @@ def test_two_hundred_cycles_change_no_stored_byte(model, mixed):
 def test_what_is_stored_with_loss_is_not_called_exact(model, mixed):
     sequence = sequence_of(model)
     sequence.resume(BASE, mixed, version="base")
-    sequence.suspend()
+    sequence.suspend("now")
     assert set(sequence.checkpoint.origins) == {-3, -2, -1, 0}  # 0: the incomplete block at the end
     plan = sequence.resume(np.append(BASE, [7, 8]), mixed, version="next").plan
     assert plan.count(RowLabel.PREFIX) == 500 % 32 and plan.count(RowLabel.RESTORED) == 480
@@ -174,7 +176,7 @@ def test_what_is_stored_with_loss_is_not_called_exact(model, mixed):
 def test_a_quantised_row_behind_an_edit_ages_like_any_other(model, mixed):
     sequence = sequence_of(model)
     sequence.resume(BASE, mixed, version="base")
-    sequence.suspend()
+    sequence.suspend("now")
     resumed = sequence.resume(edited(BASE, [(120, 30, 41)]), mixed, version="new")
     restored = resumed.plan.labels == RowLabel.RESTORED
     origins = sequence.checkpoint.origins
@@ -276,3 +278,92 @@ def test_truncating_leaves_no_payload_in_reach(model, sequence, live):
     resumed = sequence.resume(RIGHT, replace(PATCH, tail_tokens=1))
     assert len(resumed.plan.rows) == 200
     close(resumed.logits, full_logits(model, RIGHT))
+
+
+def test_a_suspend_loses_nothing_while_there_is_room(model, mixed):
+    """It stored with loss though memory was free, and from then on a plain append of another turn
+    was an approximation."""
+    sequence = sequence_of(model)
+    sequence.resume(BASE, mixed, version="base")
+    sequence.suspend()
+    longer = np.append(BASE, [7, 8])
+    plan = sequence.resume(longer, mixed, version="next").plan
+    assert plan.is_exact and plan.count(RowLabel.PREFIX) == 500
+    close(sequence.append(9), full_logits(model, np.append(longer, [9])))
+
+
+def test_beyond_the_budget_rows_are_packed_as_if_they_had_been_at_once(model, mixed):
+    """In the same formats and bytes, and marked as quantised."""
+    lossless, pinned = sequence_of(model), sequence_of(model)
+    lossless.resume(BASE, mixed, version="base")
+    lossless.suspend()
+    pinned.resume(BASE, mixed, version="base")
+    pinned.suspend("now")
+    assert not lossless.checkpoint.origins.any()
+    lossless.pack()
+    every = np.arange(500)
+    assert stored_rows(lossless.checkpoint, every) == stored_rows(pinned.checkpoint, every)
+    assert np.array_equal(lossless.checkpoint.origins, pinned.checkpoint.origins)
+    assert lossless.versions.payload_bytes == pinned.versions.payload_bytes
+    resumed = lossless.resume(np.append(BASE, [7]), mixed)
+    assert not resumed.plan.is_exact and resumed.restored_formats["k8v8"] > 0
+
+
+def test_versions_are_packed_together(model, mixed):
+    """Rows that they share are encoded once; those of a version that must not lose any stay."""
+    sequence = sequence_of(model)
+    versions = {
+        "base": (BASE, mixed),
+        "new": (edited(BASE, [(250, 7, 9)]), mixed),
+        "exact": (edited(BASE, [(100, 7, 9)]), EXACT),
+    }
+    for name, (ids, policy) in versions.items():
+        sequence.resume(ids, policy, version=name)
+        sequence.suspend()
+    before = sequence.versions.payload_bytes
+    exact = stored_rows(sequence.versions.get("exact"), np.arange(500))
+    sequence.pack()
+    base, new = (sequence.versions.get(name) for name in ("base", "new"))
+    assert {e.payload for e in base.extents if e.stop <= 224} == {
+        e.payload for e in new.extents if e.stop <= 224
+    }
+    assert (base.origins[:480] < 0).all() and (new.origins[:224] < 0).all()
+    assert len(base.stored) == base.stored.sum() == 500
+    assert stored_rows(sequence.versions.get("exact"), np.arange(500)) == exact
+    assert not sequence.versions.get("exact").origins.any()
+    assert sequence.versions.payload_bytes < before
+    for name, (ids, policy) in versions.items():
+        resumed = sequence.fork().resume(ids, policy)
+        assert resumed.resumed_from == name
+        torch.testing.assert_close(resumed.logits, full_logits(model, ids), atol=0.6, rtol=0)
+
+
+def test_the_budget_is_shared_and_takes_from_what_was_used_longest_ago(model, mixed):
+    """Each thread had 2 GiB of its own."""
+    budget = MemoryBudget(10**9)
+    adapter, rope = ModelAdapter(model), rope_of(model)
+    sequences = [KVSequence(adapter, rope, versions=CheckpointVersions(budget)) for _ in range(4)]
+    for number, sequence in enumerate(sequences):
+        sequence.resume(random_ids(number, 500), mixed, version="only")
+        sequence.suspend()
+    one = sequences[0].versions.payload_bytes
+    assert budget.used_bytes == 4 * one
+
+    def states():
+        budget.fit()
+        checkpoints = [each.versions.get("only") for each in sequences]
+        return [c and ("packed" if c.origins.any() else "lossless") for c in checkpoints]
+
+    assert states() == ["lossless"] * 4
+    sequences[0].versions.touch("only")
+    budget.limit_bytes = int(3.5 * one)
+    assert states() == ["lossless", "packed", "lossless", "lossless"]
+    budget.limit_bytes = int(1.9 * one)
+    assert states() == ["packed", "packed", "packed", "packed"]
+    budget.limit_bytes = int(1.2 * one)
+    assert states()[:2] == ["packed", None]
+    budget.limit_bytes = 1
+    assert states() == ["packed", None, None, None]  # what was used last stays
+    assert not len(sequences[1].token_ids)
+    resumed = sequences[1].resume(random_ids(1, 500), mixed)
+    assert resumed.plan.is_exact and len(resumed.plan.rows) == 500

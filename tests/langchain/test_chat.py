@@ -129,7 +129,7 @@ def test_what_the_model_reads_again_is_what_it_wrote(chat_engine: Engine) -> Non
     ):
         results = [ToolMessage("sunny", tool_call_id=call["id"]) for call in answer.tool_calls]
         model.invoke([asked, answer, *results], config=THREAD)
-        [thread] = chat_engine._threads.values()
+        [thread] = chat_engine.pool.threads()
         head = thread.history.head
         assert head is not None
         assistant = head.messages[1]
@@ -225,7 +225,7 @@ def test_an_edit_in_the_middle_is_recovered(chat_engine: Engine, stream: bool) -
     assert details["recomputed"] > 0
     assert sum(details.values()) + report["new"] == usage["input_tokens"]
     assert answer.response_metadata["model_name"] == "smollm2"
-    [thread] = chat_engine._threads.values()
+    [thread] = chat_engine.pool.threads()
     version = thread.history.get(answer.response_metadata["context_version"])
     assert [edit.kind.value for edit in version.edits] == ["replace_tool_result"]
 

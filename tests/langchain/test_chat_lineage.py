@@ -25,7 +25,7 @@ SYSTEM = SystemMessage("You answer questions about a long page.", id="s")
 
 
 def thread_of(engine: Engine) -> Thread:
-    (thread,) = engine._threads.values()
+    (thread,) = engine.pool.threads()
     return thread
 
 
@@ -133,7 +133,7 @@ def test_tasks_side_by_side_share_what_is_exact_alone(chat_engine: Engine, saver
     config: Any = {"configurable": {"thread_id": "t"}}
     answers = graph.invoke({"messages": []}, config)["answers"]
     assert len(chat_engine._threads) == len(texts)
-    assert all(len(thread.history.log()) == 1 for thread in chat_engine._threads.values())
+    assert all(len(thread.history.log()) == 1 for thread in chat_engine.pool.threads())
     assert [recovery(answer)["restored"] for answer in answers] == [0, 0, 0]
     shared = [recovery(answer)["prefix"] for answer in answers]
     assert sorted(shared)[0] == 0 < sorted(shared)[1]  # the common beginning is exact

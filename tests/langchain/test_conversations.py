@@ -131,7 +131,7 @@ def test_an_agent_in_a_graph_keeps_its_state_over_turns(
     assert len(chat_engine._threads) == 1
     for before, after in zip(usage, usage[1:], strict=False):
         assert after["input_token_details"]["cache_read"] >= before["input_tokens"]
-    (thread,) = chat_engine._threads.values()
+    (thread,) = chat_engine.pool.threads()
     kinds = {str(edit.kind) for version in thread.history.log() for edit in version.edits}
     assert kinds == {"append"}
 
@@ -147,7 +147,7 @@ def test_an_edit_before_an_agent_in_a_graph_is_recovered(chat_engine: Engine, bu
     graph.update_state(THREAD, {"messages": [changed]}, as_node="helper")
     answer = graph.invoke({"messages": [HumanMessage("Once more.")]}, THREAD)["messages"][-1]
     assert answer.response_metadata["recovery"]["restored"] > 0
-    (thread,) = chat_engine._threads.values()
+    (thread,) = chat_engine.pool.threads()
     assert [edit.old_indices for edit in thread.history.log()[0].edits if edit.old_indices] == [
         (1,)
     ]
@@ -161,7 +161,7 @@ def test_time_travel_around_an_agent_in_a_graph(chat_engine: Engine) -> None:
     early = graph.get_state(THREAD).config
     graph.invoke({"messages": [HumanMessage("Go left. " + PAGE)]}, THREAD)
     forked = graph.invoke({"messages": [HumanMessage("Go right, please. " + PAGE)]}, early)
-    (thread,) = chat_engine._threads.values()
+    (thread,) = chat_engine.pool.threads()
     first, left, right = map(thread.history.get, thread.history.version_ids())
     assert left.parents == right.parents == (first.id,)
     recovery = forked["messages"][-1].response_metadata["recovery"]
@@ -195,7 +195,7 @@ def test_agents_that_run_side_by_side_do_not_share_a_thread(
         expected = alone.invoke({"messages": [HumanMessage(text)]})["messages"][-1]
         assert messages[index + 1].content == expected.content
         assert messages[index + 1].response_metadata["recovery"]["restored"] == 0
-    for thread in chat_engine._threads.values():
+    for thread in chat_engine.pool.threads():
         for version in thread.history.log():
             asked = [m for m in version.messages if m.text.startswith("Que")]
             assert len(asked) == 1
@@ -219,7 +219,7 @@ def test_a_subagent_that_is_called_again_begins_anew(chat_engine: Engine) -> Non
         answers.append(graph.invoke({"messages": [HumanMessage("Go.")]}, THREAD)["messages"][-1])
     recovery = answers[1].response_metadata["recovery"]
     assert recovery["restored"] == 0 and recovery["is_exact"] and recovery["prefix"] > 0
-    assert all(len(thread.history.log()) == 1 for thread in chat_engine._threads.values())
+    assert all(len(thread.history.log()) == 1 for thread in chat_engine.pool.threads())
 
 
 # Without a thread id
@@ -232,7 +232,7 @@ def ask(model: ChatPatchKV, *messages: BaseMessage) -> AIMessage:
 def edit_kinds(engine: Engine) -> set[str]:
     return {
         str(edit.kind)
-        for thread in engine._threads.values()
+        for thread in engine.pool.threads()
         for version in thread.history.log()
         for edit in version.edits
     }
@@ -264,11 +264,11 @@ def test_users_that_begin_alike_share_the_exact_beginning_alone(
     assert edit_kinds(chat_engine) <= {"append"}
     first_of_bob: Any = answers[1].usage_metadata
     assert first_of_bob["input_token_details"]["cache_read"] > 200  # the opening
-    for thread in chat_engine._threads.values():
+    for thread in chat_engine.pool.threads():
         for version in thread.history.log():
             text = " ".join(message.text for message in version.messages)
             assert not ("Ada" in text and "Bob" in text)
-    histories = [str(thread.history.log()) for thread in chat_engine._threads.values()]
+    histories = [str(thread.history.log()) for thread in chat_engine.pool.threads()]
     assert not any("Ada" in history and "Bob" in history for history in histories)
 
 

@@ -33,7 +33,7 @@ def looking(times: int) -> list[AIMessage | str]:
 
 
 def the_thread(engine: Engine) -> Thread:
-    (thread,) = engine._threads.values()
+    (thread,) = engine.pool.threads()
     return thread
 
 

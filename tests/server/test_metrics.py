@@ -10,7 +10,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchkv_agents.context import ThreadKey
-from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
+from patchkv_agents.engine.shadow import Shadow, ShadowChecks
 from patchkv_server.metrics import ServerMetrics
 
 from ..engine.models import tiny_engine

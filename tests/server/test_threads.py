@@ -355,8 +355,8 @@ def test_threads_beyond_the_limit_are_deleted_for_good(
     engine.flush()
     (gone,) = {"serve/local/a", "serve/local/b", "serve/local/c"} - _known(engine)
     assert gone == "serve/local/a"
-    assert engine.stored_thread(gone).versions() == []
-    assert engine.stored_thread("serve/local/b").versions() != []
+    assert engine.stores.checkpoints(ThreadKey(gone)).versions() == []
+    assert engine.stores.checkpoints(ThreadKey("serve/local/b")).versions() != []
     again, fewer = _stored_table(tmp_path, new_engine, 1, failures)  # and with a smaller limit
     assert {key.thread for key in fewer.places()} == {"serve/local/c"}
     assert _known(again) == {"local/mine", "serve/local/c"}
@@ -364,7 +364,7 @@ def test_threads_beyond_the_limit_are_deleted_for_good(
 
 
 def _known(engine: Engine) -> set[str]:
-    return {key.thread for key in engine.known_threads()}
+    return {key.thread for key in engine.stores.threads()}
 
 
 def test_an_unreadable_history_does_not_keep_others_from_being_found(

@@ -219,14 +219,14 @@ def _stored_states(
     """The old context, prefilled once and stored at each policy's precision."""
     exact = KVSequence(engine.adapter, engine.rope)
     exact.resume(old, RecoveryPolicy.exact(), version="old")
-    exact.suspend()
+    exact.suspend("now")
     states: dict[PrecisionPolicy | None, KVSequence] = {None: exact}
     for policy in policies:
         if policy.precision not in states:
             stored = exact.fork()
             keeping = replace(RecoveryPolicy.exact(), name="stored", precision=policy.precision)
             stored.resume(old, keeping, version="old")
-            stored.suspend()
+            stored.suspend("now")
             states[policy.precision] = stored
     return states
 

@@ -189,7 +189,7 @@ class MethodRuns:
                     else:
                         thread = self._answer(name, attempt, step)
                         if going_on:
-                            thread.suspend()
+                            thread.suspend("now")
                             self._engine.flush()
                             after[name] = thread
                         else:

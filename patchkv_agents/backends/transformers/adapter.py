@@ -270,6 +270,11 @@ class ModelAdapter:
         """Where its caches lie."""
         return frozenset(place.device for place in self.placements)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's keys and values in all layers."""
+        return sum(2 * self.kv_heads * self.head_dim * p.dtype.itemsize for p in self.placements)
+
     def new_cache(self, capacity: int) -> RowCache:
         """An empty cache with room for `capacity` rows."""
         return RowCache(

@@ -12,7 +12,7 @@ from patchkv_agents.engine.reply import StreamChunk
 from patchkv_agents.engine.sampler import Sampler, TokenLogprob
 
 
-class Answer:
+class AnswerDecoder:
     """Decodes until the model ends its turn, a stop string appears, or the limit is reached.
 
     Args:
@@ -41,7 +41,7 @@ class Answer:
         self._sampler = sampler
         self._limit = limit
         self._text = TextStream(tokenizer, params.stop, params.keep_special)
-        self._told = 0  # tokens whose log-probabilities were passed on
+        self._passed_on = 0  # tokens whose log-probabilities have gone out
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Answer:
             self.token_ids.append(token)
             piece = self._text.add(token)
             if piece:
-                yield StreamChunk(piece, logprobs=self._untold())
+                yield StreamChunk(piece, logprobs=self._new_logprobs())
             if self._text.stopped:
                 return
             if len(self.token_ids) == self._limit:
@@ -74,9 +74,9 @@ class Answer:
 
     def finish(self) -> StreamChunk:
         """The rest of the text, once there are no more tokens."""
-        return StreamChunk(self._text.finish(), logprobs=self._untold())
+        return StreamChunk(self._text.finish(), logprobs=self._new_logprobs())
 
-    def _untold(self) -> tuple[TokenLogprob, ...]:
-        new = self.logprobs[self._told :]
-        self._told = len(self.token_ids)
+    def _new_logprobs(self) -> tuple[TokenLogprob, ...]:
+        new = self.logprobs[self._passed_on :]
+        self._passed_on = len(self.token_ids)
         return new

@@ -16,9 +16,9 @@ from patchkv_agents.baselines import DIRECT_REUSE
 from patchkv_agents.context import ThreadKey
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
+from patchkv_agents.engine import shadow as module
+from patchkv_agents.engine.shadow import Shadow, ShadowChecks, ShadowResult
 from patchkv_agents.errors import InputError, PatchKVError
-from patchkv_agents.profiling import shadow as module
-from patchkv_agents.profiling.shadow import Shadow, ShadowChecks, ShadowResult
 from patchkv_agents.recovery import RecoveryPolicy
 from tests.engine.models import tiny_engine
 
@@ -249,7 +249,7 @@ _ENDING = """
 import threading
 import numpy as np, torch
 from patchkv_agents.context import ThreadKey
-from patchkv_agents.profiling.shadow import Shadow, ShadowChecks
+from patchkv_agents.engine.shadow import Shadow, ShadowChecks
 
 started = threading.Event()
 
