@@ -344,7 +344,7 @@ def test_reasoning_can_be_turned_off_by_a_template_argument(
         engine=tiny_chat_engine, max_tokens=2, template_args={"enable_thinking": False}
     )
     model.invoke("Hi", thread="arguments")
-    [thread] = [t for (name, _), t in tiny_chat_engine._threads.items() if name == "arguments"]
+    [thread] = [t for t in tiny_chat_engine.pool.threads() if t.id == "arguments"]
     assert thread.history.head is not None
     assert thread.history.head.template_args.load() == {"enable_thinking": False}
 

@@ -132,7 +132,7 @@ def test_tasks_side_by_side_share_what_is_exact_alone(chat_engine: Engine, saver
     graph = builder.compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
     answers = graph.invoke({"messages": []}, config)["answers"]
-    assert len(chat_engine._threads) == len(texts)
+    assert len(chat_engine.pool.threads()) == len(texts)
     assert all(len(thread.history.log()) == 1 for thread in chat_engine.pool.threads())
     assert [recovery(answer)["restored"] for answer in answers] == [0, 0, 0]
     shared = [recovery(answer)["prefix"] for answer in answers]

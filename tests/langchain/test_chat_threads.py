@@ -53,7 +53,7 @@ def test_the_thread_id_arrives_by_each_way(chat_engine: Engine, way: str) -> Non
         model.batch(["Hi", "Ho"], config=config)
     else:
         ((lambda text: text) | model.bind(seed=1)).invoke("Hi", config=config)
-    assert {name for name, _ in chat_engine._threads} == {"mine"}
+    assert {thread.id for thread in chat_engine.pool.threads()} == {"mine"}
 
 
 class State(TypedDict):
@@ -86,8 +86,8 @@ def test_the_thread_id_arrives_in_a_graph(chat_engine: Engine, stream_mode: Any)
                 {"messages": [HumanMessage("Hi")]}, thread_of("graph"), stream_mode=stream_mode
             )
         )
-    assert {name for name, _ in chat_engine._threads} == {"graph"}
-    namespaces = sorted(namespace for _, namespace in chat_engine._threads)
+    assert {thread.id for thread in chat_engine.pool.threads()} == {"graph"}
+    namespaces = sorted(thread.namespace for thread in chat_engine.pool.threads())
     assert [namespace.split("/")[0] for namespace in namespaces] == ["answer", "summarise"]
 
 
@@ -131,10 +131,10 @@ def test_concurrent_users_never_mix(
         answers = list(pool.map(lambda user: play(together, user, thread_of(user)), users))
     assert answers == expected
     assert len({tuple(answer) for answer in answers}) == len(users)
-    for (name, _), thread in chat_engine._threads.items():
+    for thread in chat_engine.pool.threads():
         for version in thread.history.log():
             texts = [m.text for m in version.messages if m.role == "user"]
-            assert all(name in text for text in texts)
+            assert all(thread.id in text for text in texts)
 
 
 def test_concurrent_users_without_ids_never_mix(
@@ -149,7 +149,7 @@ def test_concurrent_users_without_ids_never_mix(
     expected = [ask(tiny_chat_engine, user) for user in users]
     with ThreadPoolExecutor(len(users)) as pool:
         assert list(pool.map(lambda user: ask(chat_engine, user), users)) == expected
-    assert len(chat_engine._threads) == len(users)
+    assert len(chat_engine.pool.threads()) == len(users)
 
 
 def test_calls_of_one_conversation_take_turns(chat_engine: Engine) -> None:
@@ -158,7 +158,7 @@ def test_calls_of_one_conversation_take_turns(chat_engine: Engine) -> None:
         ask = lambda _: model.invoke("Hi", config=thread_of("t")).content  # noqa: E731
         answers = list(pool.map(ask, range(4)))
     assert len(set(answers)) == 1
-    assert [name for name, _ in chat_engine._threads] == ["t"]
+    assert [thread.id for thread in chat_engine.pool.threads()] == ["t"]
 
 
 def test_calls_that_begin_alike_without_an_id_do_not_wait(chat_engine: Engine) -> None:
@@ -168,7 +168,7 @@ def test_calls_that_begin_alike_without_an_id_do_not_wait(chat_engine: Engine) -
     answer = model.invoke("Hi")  # another conversation, as far as anyone can know
     rest = list(stream)
     assert answer.content and rest
-    assert len(chat_engine._threads) == 2
+    assert len(chat_engine.pool.threads()) == 2
 
 
 def test_who_would_wait_for_himself_is_told(chat_engine: Engine) -> None:
@@ -218,7 +218,7 @@ def test_the_conversation_used_longest_ago_is_dropped(chat_engine: Engine) -> No
     with threads.turn(Conversation("a", "")):
         with threads.turn(Conversation("c", "")):
             pass
-        assert sorted(name for name, _ in chat_engine._threads) == ["a", "c"]
+        assert sorted(thread.id for thread in chat_engine.pool.threads()) == ["a", "c"]
     assert chat_threads(chat_engine) is chat_threads(chat_engine)
 
 

@@ -128,7 +128,7 @@ def test_an_agent_in_a_graph_keeps_its_state_over_turns(
     for turn in range(3):
         said = {"messages": [HumanMessage(f"Question {turn}. {PAGE}")]}
         usage.append(graph.invoke(said, THREAD)["messages"][-1].usage_metadata)
-    assert len(chat_engine._threads) == 1
+    assert len(chat_engine.pool.threads()) == 1
     for before, after in zip(usage, usage[1:], strict=False):
         assert after["input_token_details"]["cache_read"] >= before["input_tokens"]
     (thread,) = chat_engine.pool.threads()
@@ -296,4 +296,4 @@ def test_an_edit_without_a_thread_id_is_known_by_the_answers_behind_it(
     said[3] = HumanMessage("Read this with care. " + PAGE)
     answer = ask(model, *said, HumanMessage("And then?"))
     assert answer.response_metadata["recovery"]["restored"] > 0
-    assert len(chat_engine._threads) == 1
+    assert len(chat_engine.pool.threads()) == 1
