@@ -97,7 +97,7 @@ def test_every_method_runs_as_its_name_says(name):
     old, policy = random_ids(1, 2000), method(name)
     sequence = sequence_of(tiny_model("llama"))
     sequence.resume(old, policy)
-    sequence.suspend()
+    sequence.suspend("now")
     resumed = sequence.resume(edited(old, [(100, 10, 14)]), policy)
     plan, formats = resumed.plan, set(resumed.restored_formats)
     assert plan.is_exact == (name == "prefix_cache")

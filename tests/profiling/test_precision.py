@@ -140,7 +140,7 @@ def test_what_is_chosen_does_in_a_checkpoint_what_it_did_here(engine):
     for pair in pairs:
         thread: Thread = engine.thread(f"fit/{pair.id}", new=True)
         thread.generate(pair.old.messages, policy=policy, max_new_tokens=1)
-        thread.suspend()
+        thread.suspend("now")
         engine.flush()
         stored = thread.sequence.checkpoint
         rows = 4 * engine.adapter.layers * engine.adapter.kv_heads * engine.adapter.head_dim
