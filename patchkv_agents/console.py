@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from patchkv_agents.errors import PatchKVError
 
@@ -39,15 +39,33 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def print_table(console: Console, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """A table whose first column is text, and whose others are figures."""
+def print_table(
+    console: Console,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    justify: Literal["left", "right"] = "right",
+) -> None:
+    """Print a table, or a line for each row where the terminal is too narrow for one.
+
+    Args:
+        console: where to.
+        headers: of the columns.
+        rows: their cells, printed as they are.
+        justify: of all columns but the first, which is on the left.
+    """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    console.width = max(console.width, 80)
+    if console.width < NARROW:
+        for row in rows:
+            cells = zip(headers, row, strict=True)
+            console.print(", ".join(f"{header} {cell}".strip() for header, cell in cells if cell))
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, header in enumerate(headers):
-        table.add_column(header, justify="right" if index else "left", no_wrap=not index)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
+        table.add_column(header, justify=justify if index else "left", no_wrap=justify == "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table, soft_wrap=False)

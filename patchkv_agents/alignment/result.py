@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from patchkv_agents.errors import InputError
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -119,49 +117,6 @@ class Alignment:
             "recoverable_tokens": self.recoverable_tokens,
         }
 
-    def check(self, old: NDArray[np.int64], new: NDArray[np.int64]) -> None:
-        """Compare every claim of this alignment with the two sequences (`[tokens]`, integers).
-
-        Raises:
-            InputError: a run is empty, out of order or not equal token for token, it could be
-                made longer at one end, runs and hunks do not tile both sequences, or a move is
-                not equal, not inside a hunk on either side, or shares a token with another.
-        """
-        if (len(old), len(new)) != (self.tokens_old, self.tokens_new):
-            raise _mismatch(f"it is for {self.tokens_old} and {self.tokens_new} tokens")
-        if hunks_between(self.runs, self.tokens_old, self.tokens_new) != self.hunks:
-            raise _mismatch("its hunks are not the gaps between its runs")
-        for run in (*self.runs, *self.moves):
-            same = np.array_equal(
-                old[run.old_start : run.old_stop], new[run.new_start : run.new_stop]
-            )
-            if run.length < 1 or run.old_start < 0 or run.new_start < 0 or not same:
-                raise _mismatch(f"{run} does not cover equal tokens")
-        for hunk in self.hunks:
-            if hunk.old_start > hunk.old_stop or hunk.new_start > hunk.new_stop:
-                raise _mismatch(f"the runs around {hunk} are out of order or overlap")
-            if hunk.old_start == hunk.old_stop or hunk.new_start == hunk.new_stop:
-                continue
-            first = old[hunk.old_start] == new[hunk.new_start]
-            if first or old[hunk.old_stop - 1] == new[hunk.new_stop - 1]:
-                raise _mismatch(f"{hunk} begins or ends with an equal token: a run is too short")
-        self._check_moves()
-
-    def _check_moves(self) -> None:
-        free_old = np.zeros(self.tokens_old, dtype=bool)
-        free_new = np.zeros(self.tokens_new, dtype=bool)
-        for hunk in self.hunks:
-            free_old[hunk.old_start : hunk.old_stop] = True
-            free_new[hunk.new_start : hunk.new_stop] = True
-        for move in self.moves:
-            old_side = free_old[move.old_start : move.old_stop]
-            new_side = free_new[move.new_start : move.new_stop]
-            if not (old_side.all() and new_side.all()):
-                raise _mismatch(f"{move} is not inside hunks, or overlaps another move")
-            old_side[:], new_side[:] = False, False
-        if list(self.moves) != sorted(self.moves, key=lambda move: move.new_start):
-            raise _mismatch("its moves are not in the order of the new sequence")
-
 
 def hunks_between(runs: tuple[Run, ...], tokens_old: int, tokens_new: int) -> tuple[Hunk, ...]:
     """The gaps before, between and after `runs` (in order); a gap empty on both sides is none."""
@@ -172,10 +127,3 @@ def hunks_between(runs: tuple[Run, ...], tokens_old: int, tokens_new: int) -> tu
             hunks.append(Hunk(old_at, run.old_start, new_at, run.new_start))
         old_at, new_at = run.old_stop, run.new_stop
     return tuple(hunks)
-
-
-def _mismatch(what: str) -> InputError:
-    return InputError(
-        f"this alignment does not describe these two sequences: {what}; "
-        "align the sequences that are in use again"
-    )

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from patchkv_agents.console import NARROW, new_console
+from patchkv_agents.console import new_console, print_table
 from patchkv_agents.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from patchkv_evals.benchmarks.results import BenchResult, Column
-    from patchkv_evals.benchmarks.timing import Point
 
 Value = TypeVar("Value")
 
@@ -73,7 +70,9 @@ def show(
         typer.echo(json.dumps(result.document()))
         return
     console = new_console()
-    _print_table(console, columns, result.points)
+    headers = [column.header for column in columns]
+    rows = [[column.text(point) for column in columns] for point in result.points]
+    print_table(console, headers, rows)
     from patchkv_agents.provenance import versions
     from patchkv_evals.provenance import machine
 
@@ -84,19 +83,3 @@ def show(
     )
     if file is not None:
         console.print(f"written to {file}")
-
-
-def _print_table(console: Console, columns: Sequence[Column], points: Sequence[Point]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    if console.width < NARROW:
-        for point in points:
-            console.print(", ".join(f"{c.header} {c.text(point)}" for c in columns))
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column.header, justify="left" if index == 0 else "right")
-    for point in points:
-        table.add_row(*(column.text(point) for column in columns))
-    console.print(table)

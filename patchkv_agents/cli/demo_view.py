@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from patchkv_agents.alignment import Alignment
 from patchkv_agents.baselines import Comparison
+from patchkv_agents.console import plural, print_table
 from patchkv_agents.context import ContextVersion, Conversation, Edit
 from patchkv_agents.context.excerpts import one_line
 from patchkv_agents.recovery import RecoveryPlan, RowLabel
@@ -82,7 +81,7 @@ def show(
     if patchkv.report.fallback_reason:
         say(f"  Exact prefill instead: {patchkv.report.fallback_reason}")
     say()
-    console.print(_table(comparison), soft_wrap=False)
+    _print_methods(console, comparison)
     say(
         "TTFT: milliseconds from the start of recovery to the first output token; restoring and\n"
         "computing rows are its parts. KL, top-1 and the next 16 greedy tokens are compared with\n"
@@ -116,9 +115,8 @@ def _show_answers(say: Callable[[str], None], task: Task, comparison: Comparison
 
 
 def _describe_version(version: ContextVersion) -> str:
-    count = len(version.messages)
     parent = f", after {version.parents[0]}" if version.parents else ""
-    return f"{version.id}: {count} message{'s' if count > 1 else ''}{parent}"
+    return f"{version.id}: {plural(len(version.messages), 'message')}{parent}"
 
 
 def _describe_edit(edit: Edit, task: Task) -> str:
@@ -156,22 +154,21 @@ def _scientific(value: float) -> str:
     return f"{value:.0e}" if value > 1e-9 else "0"
 
 
-def _table(comparison: Comparison) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    headings = ("TTFT", "restore", "compute", "rows run", "KL", "top-1", "next 16")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+def _print_methods(console: Console, comparison: Comparison) -> None:
+    headers = ("method", "TTFT", "restore", "compute", "rows run", "KL", "top-1", "next 16")
+    rows = []
     for name, result in comparison.methods.items():
         report = result.reply.report
-        table.add_row(
-            name.replace("_", " "),
-            f"{report.resume_ttft_ms:,.0f}",
-            f"{report.restore_ms:,.0f}",
-            f"{report.recompute_ms:,.0f}",
-            f"{report.recompute_ratio:.1%}",
-            _scientific(result.first_token_kl),
-            "same" if result.top1_agree else "other",
-            "same" if result.exact_continuation else "other",
+        rows.append(
+            (
+                name.replace("_", " "),
+                f"{report.resume_ttft_ms:,.0f}",
+                f"{report.restore_ms:,.0f}",
+                f"{report.recompute_ms:,.0f}",
+                f"{report.recompute_ratio:.1%}",
+                _scientific(result.first_token_kl),
+                "same" if result.top1_agree else "other",
+                "same" if result.exact_continuation else "other",
+            )
         )
-    return table
+    print_table(console, headers, rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from patchkv_agents.cli.options import AsJson
-from patchkv_agents.console import NARROW, new_console
+from patchkv_agents.console import new_console, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,21 +82,10 @@ def model_document(name: str) -> dict[str, Any]:
 
 
 def _print_families(console: Console, families: list[Family]) -> None:
-    from rich import box
-    from rich.table import Table
-
     console.print("Recovered after any edit, exactly or approximately (verified families):")
-    if console.width < NARROW:
-        for family in families:
-            notes = f": {family.notes}" if family.notes else ""
-            console.print(f"  {family.model_type} ({family.examples}){notes}")
-    else:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header in ("model type", "models", "what is special"):
-            table.add_column(header)
-        for family in families:
-            table.add_row(family.model_type, family.examples, family.notes)
-        console.print(table)
+    headers = ("model type", "models", "what is special")
+    rows = [(family.model_type, family.examples, family.notes) for family in families]
+    print_table(console, headers, rows, justify="left")
     console.print(" ".join(OTHERS.split()))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchkv_agents.cli.options import AsJson
-from patchkv_agents.console import NARROW, new_console
+from patchkv_agents.console import new_console, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -228,22 +228,9 @@ def _beside_published(case: _Case) -> str:
 
 
 def _print_methods(console: Console, case: _Case) -> None:
-    from rich import box
-    from rich.table import Table
-
-    if console.width < NARROW:
-        for estimate in case.estimates:
-            console.print(
-                f"  {estimate.method}: {estimate.resume_ttft_ms:,.0f} ms, "
-                f"{case.speedup(estimate):.2f} times prefix cache's speed"
-            )
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("method", "rows", "compute ms", "fetch ms", "first token ms", "faster by"):
-        justify: Literal["left", "right"] = "left" if header == "method" else "right"
-        table.add_column(header, justify=justify, no_wrap=True)
-    for estimate in case.estimates:
-        table.add_row(
+    headers = ("method", "rows", "compute ms", "fetch ms", "first token ms", "faster by")
+    rows = [
+        (
             estimate.method.replace("_", " "),
             f"{estimate.rows:,.0f}",
             f"{estimate.compute_ms:,.1f}",
@@ -251,4 +238,6 @@ def _print_methods(console: Console, case: _Case) -> None:
             f"{estimate.resume_ttft_ms:,.1f}",
             f"{case.speedup(estimate):.2f}",
         )
-    console.print(table)
+        for estimate in case.estimates
+    ]
+    print_table(console, headers, rows)

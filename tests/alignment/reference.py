@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from patchkv_agents.alignment import Alignment
 from patchkv_agents.alignment.moves import MIN_MOVE
+from patchkv_agents.alignment.result import hunks_between
 
 Ints = NDArray[np.int64]
 
@@ -86,7 +87,17 @@ def rebuilt(alignment: Alignment, old: Ints, new: Ints) -> list[int]:
 
 def assert_holds(alignment: Alignment, old: Ints, new: Ints, min_run: int) -> None:
     """Everything the docstring of `align` promises, checked without the code that made it."""
-    alignment.check(old, new)
+    assert (alignment.tokens_old, alignment.tokens_new) == (len(old), len(new))
+    assert alignment.hunks == hunks_between(alignment.runs, len(old), len(new))
+    for hunk in alignment.hunks:
+        assert hunk.old_start <= hunk.old_stop and hunk.new_start <= hunk.new_stop
+        if hunk.old_start < hunk.old_stop and hunk.new_start < hunk.new_stop:  # no run is too short
+            assert old[hunk.old_start] != new[hunk.new_start]
+            assert old[hunk.old_stop - 1] != new[hunk.new_stop - 1]
+    assert list(alignment.moves) == sorted(alignment.moves, key=lambda move: move.new_start)
+    for move in alignment.moves:
+        a, b = old[move.old_start : move.old_stop], new[move.new_start : move.new_stop]
+        assert a.tolist() == b.tolist()
     old_at = new_at = 0
     for run in alignment.runs:
         assert run.old_start >= old_at and run.new_start >= new_at and run.length >= 1

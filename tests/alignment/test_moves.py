@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from patchkv_agents.alignment import Run, align
-from patchkv_agents.errors import InputError
 
 from .reference import assert_holds, tokens
 
@@ -85,10 +84,10 @@ def test_json_values() -> None:
     }
 
 
-def test_check_notices_wrong_moves() -> None:
+def test_the_reference_notices_wrong_moves() -> None:
     old, new = tokens(range(20), A, C, B, 5), tokens(range(20), B, C, A, 6)
     good = align(old, new)
-    good.check(old, new)
+    assert_holds(good, old, new, 16)
     assert good.moves == (Run(70, 320, 40), Run(20, 360, 50))
     first, second = good.moves
     for moves in [
@@ -98,8 +97,8 @@ def test_check_notices_wrong_moves() -> None:
         (replace(first, old_start=71), second),
         (Run(0, 0, 20),),
     ]:
-        with pytest.raises(InputError):
-            replace(good, moves=moves).check(old, new)
+        with pytest.raises(AssertionError):
+            assert_holds(replace(good, moves=moves), old, new, 16)
 
 
 def test_repeated_text_gives_disjoint_moves_in_bounded_time() -> None:
