@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from patchkv_server import anthropic_api, openai_api, page
+from patchkv_server import anthropic_api, openai_api, page, responses_api
 from patchkv_server.activity import Activity
 from patchkv_server.auth import ApiKeys
 from patchkv_server.endpoint import THREAD_HEADER, Reader
@@ -92,6 +92,7 @@ def create_app(
     reader = Reader(service, keys)
     app.include_router(openai_api.router(service, reader, models))
     app.include_router(anthropic_api.router(service, reader, models))
+    app.include_router(responses_api.router(service, reader, models))
 
     @app.get("/v1/models")
     def list_models(request: Request) -> dict[str, Any]:

@@ -117,10 +117,14 @@ class Reader:
         Raises:
             ContextTooLongError: it is.
         """
-        engine, messages = self._service.engine, fields.get("messages")
-        texts = list(shown_texts(messages if isinstance(messages, list) else ()))
-        if isinstance(prompt := fields.get("prompt"), str):
-            texts.append(prompt)
+        engine = self._service.engine
+        texts: list[str] = []
+        for field in ("messages", "input", "prompt"):
+            given = fields.get(field)
+            if isinstance(given, str):
+                texts.append(given)
+            elif isinstance(given, list):
+                texts += shown_texts(given)
         if sum(map(len, texts)) > LONG_TOKEN * engine.max_tokens:
             tokens = min_tokens(texts, engine.tokenizer, stop=engine.max_tokens)
             engine.check_length(max(1, tokens))

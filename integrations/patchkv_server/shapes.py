@@ -24,6 +24,7 @@ MIN_SIMILARITY = 0.75
 """Of two system prompts, one of which is an edit of the other."""
 MIN_COMMON_BEGINNING = 0.9
 """Share of the old talk that has to stay where its end is another one, such as a reminder."""
+_SYSTEM = ("system", "developer")
 _ANSWERS = ("assistant", "tool", "function")
 
 
@@ -44,38 +45,41 @@ class Shape:
         opening: tools and template arguments, as text.
         tools: names of the tools.
         system: text of the system messages at the beginning.
-        hashes, sizes, roles: of the messages.
-        talk: index of the first message behind the system messages.
-        words: hashes of the messages from there on.
+        head: number of these messages.
+        hashes, sizes: of all messages.
+        talk, talk_sizes, talk_roles: hashes, sizes and roles of the messages that are not the
+            system's. Some programs write the same system messages into every conversation.
     """
 
     opening: str
     tools: frozenset[str]
     system: str
+    head: int
     hashes: tuple[str, ...]
     sizes: tuple[int, ...]
-    roles: tuple[str, ...]
-    talk: int
-    words: frozenset[str]
+    talk: tuple[str, ...]
+    talk_sizes: tuple[int, ...]
+    talk_roles: tuple[str, ...]
 
     @classmethod
     def of(
         cls, messages: Sequence[Message], tools: Sequence[FrozenJson], template_args: FrozenJson
     ) -> Shape:
         """The shape of a context."""
-        talk = 0
-        while talk < len(messages) and messages[talk].role in ("system", "developer"):
-            talk += 1
-        hashes = tuple(message.content_hash for message in messages)
+        head = 0
+        while head < len(messages) and messages[head].role in _SYSTEM:
+            head += 1
+        talk = [message for message in messages if message.role not in _SYSTEM]
         return cls(
             opening="\n".join([*(tool.text for tool in tools), template_args.text]),
             tools=frozenset(_name(tool.load()) for tool in tools),
-            system="\n".join(message.text for message in messages[:talk]),
-            hashes=hashes,
+            system="\n".join(message.text for message in messages[:head]),
+            head=head,
+            hashes=tuple(message.content_hash for message in messages),
             sizes=tuple(map(_size, messages)),
-            roles=tuple(message.role for message in messages),
-            talk=talk,
-            words=frozenset(hashes[talk:]),
+            talk=tuple(message.content_hash for message in talk),
+            talk_sizes=tuple(map(_size, talk)),
+            talk_roles=tuple(message.role for message in talk),
         )
 
     @classmethod
@@ -96,7 +100,7 @@ class Shape:
         if self.opening != other.opening:
             return 0
         same = _common_prefix(self.hashes, other.hashes)
-        begun = common_prefix(self.system, other.system) if same < self.talk else 0
+        begun = common_prefix(self.system, other.system) if same < self.head else 0
         return len(self.opening) + max(sum(self.sizes[:same]), begun)
 
     def left_after(self, old: Shape, *, exact: bool) -> float:
@@ -110,9 +114,8 @@ class Shape:
         left = float(self.size - beginning)
         if exact:
             return left
-        common = sum(
-            size for size, shared in zip(self.sizes, self._shared(old, 0), strict=True) if shared
-        )
+        shared = _shared(self.hashes, old.hashes)
+        common = sum(size for size, both in zip(self.sizes, shared, strict=True) if both)
         return left - RESTORED_SAVING * max(0, common - max(0, beginning - len(self.opening)))
 
     def continues(self, old: Shape) -> bool:
@@ -124,37 +127,35 @@ class Shape:
         system prompt or tools differ, they have to be edited recognizably, and an answer or a
         tool's result has to be in both: programs are asked the same things.
         """
-        if self.words.isdisjoint(old.words):  # most are, and this is fast
+        if set(self.talk).isdisjoint(old.talk):  # most are, and this is fast
             return False
         system = self._system_agreement(old)
         preamble = min(system, self._tool_agreement(old))
-        shared = self._shared(old, self.talk)
+        shared = _shared(self.talk, old.talk)
         if preamble is Agreement.SAME:
             return self._goes_on(old) or self._is_edited(old, shared)
-        roles = self.roles[self.talk :]
         has_answer = any(
-            both and role in _ANSWERS for both, role in zip(shared, roles, strict=True)
+            both and role in _ANSWERS for both, role in zip(shared, self.talk_roles, strict=True)
         )
         if not has_answer:
             return False
         if preamble is Agreement.DIFFERENT:  # may be cut at the front, system prompt included
-            return not self.talk and all(shared) and self.opening == old.opening
+            return not self.head and all(shared) and self.opening == old.opening
         if system is Agreement.EDITED and not self._has_end_of(old, grown=True):
             return False  # another role that is asked the same looks like this too
         return self._has_most(old, shared)
 
     def _goes_on(self, old: Shape) -> bool:
         """Whether one begins with the other, or their ends alone differ, and shortly."""
-        mine, its = self.hashes[self.talk :], old.hashes[old.talk :]
-        same = _common_prefix(mine, its)
-        if same == min(len(mine), len(its)):
+        same = _common_prefix(self.talk, old.talk)
+        if same == min(len(self.talk), len(old.talk)):
             return True
-        sizes = old.sizes[old.talk :]
-        has_answer = any(role in _ANSWERS for role in old.roles[old.talk : old.talk + same])
+        has_answer = any(role in _ANSWERS for role in old.talk_roles[:same])
+        sizes = old.talk_sizes
         return has_answer and sum(sizes[:same]) >= MIN_COMMON_BEGINNING * sum(sizes)
 
     def _is_edited(self, old: Shape, shared: Sequence[bool]) -> bool:
-        same = _common_prefix(self.hashes[self.talk :], old.hashes[old.talk :])
+        same = _common_prefix(self.talk, old.talk)
         # Else nothing could be restored.
         return any(shared[same:]) and self._has_most(old, shared)
 
@@ -165,26 +166,17 @@ class Shape:
         old one too: episodes of one program look the same things up.
         """
         end = max((index + 1 for index, both in enumerate(shared) if both), default=0)
-        sizes = self.sizes[self.talk : self.talk + end]
+        sizes = self.talk_sizes[:end]
         common = sum(size for size, both in zip(sizes, shared[:end], strict=True) if both)
         if self._has_end_of(old):
             return common >= MIN_SHARE_WITH_END * sum(sizes)
-        return common >= MIN_SHARE * max(sum(sizes), sum(old.sizes[old.talk :]))
+        return common >= MIN_SHARE * max(sum(sizes), sum(old.talk_sizes))
 
     def _has_end_of(self, old: Shape, *, grown: bool = False) -> bool:
         """Whether the last two messages of `old` are here, and `grown`: with more behind them."""
-        end, mine = old.hashes[old.talk :][-2:], self.hashes[self.talk :]
-        stop = len(mine) - len(end) + (0 if grown else 1)
-        return any(mine[start : start + len(end)] == end for start in range(max(0, stop)))
-
-    def _shared(self, old: Shape, start: int) -> list[bool]:
-        """Which of the messages from `start` on `old` has too, in any order."""
-        there = Counter(old.hashes)
-        shared = []
-        for digest in self.hashes[start:]:
-            shared.append(there[digest] > 0)
-            there[digest] -= 1
-        return shared
+        end = old.talk[-2:]
+        stop = len(self.talk) - len(end) + (0 if grown else 1)
+        return any(self.talk[start : start + len(end)] == end for start in range(max(0, stop)))
 
     def _system_agreement(self, old: Shape) -> Agreement:
         if self.system == old.system:
@@ -205,6 +197,16 @@ class Shape:
         both, either = len(self.tools & old.tools), len(self.tools | old.tools)
         is_edit = 2 * both >= either or not (self.tools and old.tools)
         return Agreement.EDITED if is_edit else Agreement.DIFFERENT
+
+
+def _shared(mine: Sequence[str], its: Sequence[str]) -> list[bool]:
+    """Which of one's messages the other has too, in any order."""
+    there = Counter(its)
+    shared = []
+    for digest in mine:
+        shared.append(there[digest] > 0)
+        there[digest] -= 1
+    return shared
 
 
 def _common_prefix(mine: Sequence[str], its: Sequence[str]) -> int:

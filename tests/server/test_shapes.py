@@ -131,6 +131,10 @@ OTHER = {
         [system(SYSTEM * 5), user("What time is it?")],
         [system(LATER), user("What time is it?")],
     ),
+    "system message behind the question": (
+        [system("S" * 900), user("Read it."), system("T" * 900), assistant("Yes."), user("And?")],
+        [system("S" * 900), user("Something else."), system("T" * 900)],
+    ),
     "same small talk": (
         [system("S"), user("A parcel."), assistant("Yes?"), user("Go on."), assistant("A" * 400)],
         [system("S"), user("A cat. " * 40), assistant("B" * 400), user("Go on.")],

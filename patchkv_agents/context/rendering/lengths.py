@@ -35,11 +35,12 @@ def shown_texts(messages: Iterable[Any]) -> Iterator[str]:
     for message in messages:
         if not isinstance(message, Mapping):
             continue
-        content, calls = message.get("content"), message.get("tool_calls")
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, Mapping) else part
-            if isinstance(text, str):
-                yield text
+        calls = message.get("tool_calls")
+        for content in (message.get("content"), message.get("output")):
+            for part in content if isinstance(content, list) else [content]:
+                text = part.get("text") if isinstance(part, Mapping) else part
+                if isinstance(text, str):
+                    yield text
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, Mapping) else None
             arguments = function.get("arguments") if isinstance(function, Mapping) else None
