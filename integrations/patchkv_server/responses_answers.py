@@ -34,6 +34,7 @@ class ResponsesWriter:
         self._model = model
         self._body = body
         self._keep = keep
+        self._offered = body.offered
         self._created = int(time.time())
         self._number = 0
         self._output: list[dict[str, Any]] = []
@@ -145,8 +146,13 @@ class ResponsesWriter:
         return sse(event, kind)
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
+        offered = self._offered.get(call.name)
         item = {"call_id": call.id, "name": call.name, "status": "completed"}
-        if call.name in self._body.custom_tools:
+        if offered is not None:
+            item["name"] = str(offered.tool.name)
+        if offered is not None and offered.namespace is not None:
+            item["namespace"] = offered.namespace
+        if offered is not None and offered.tool.type == "custom":
             arguments = call.parsed_arguments()
             text = arguments.get("input") if isinstance(arguments, dict) else None
             given = text if isinstance(text, str) else call.arguments_json
@@ -167,7 +173,8 @@ class ResponsesWriter:
         }
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        response["recovery"] = recovery_record(answered)
+        recovery = recovery_record(answered)
+        response["recovery"] = {**recovery, "notes": [*recovery["notes"], *self._body.hosted]}
         self._keep(response, answered)
         return response
 

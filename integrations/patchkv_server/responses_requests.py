@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool
@@ -22,6 +23,7 @@ _UNSUPPORTED: dict[str, tuple[Sequence[Any], str]] = {
     "truncation": ((*_NOTHING, "disabled"), "shorten the input"),
     "top_logprobs": ((*_NOTHING, 0), "use /v1/chat/completions"),
 }
+_OWN = ("function", "custom")
 _CUSTOM = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -39,12 +41,28 @@ class _Item(_Open):
 
 
 class Tool(_Open):
-    """A tool: a function, or a custom one, which takes a text."""
+    """A tool: a function, a custom one, which takes a text, or a namespace of these."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that the model is shown.
+
+    Attributes:
+        shown_name: by which the model calls it.
+        tool: as the client gave it.
+        namespace: in which it is, if it is in one.
+    """
+
+    shown_name: str
+    tool: Tool
+    namespace: str | None = None
 
 
 class _Text(BaseModel):
@@ -76,9 +94,26 @@ class ResponsesBody(BaseModel):
     user: str | None = None
 
     @property
-    def custom_tools(self) -> frozenset[str]:
-        """Names of the tools that take a text."""
-        return frozenset(str(tool.name) for tool in self.tools or () if tool.type == "custom")
+    def offered(self) -> dict[str, OfferedTool]:
+        """The tools that the model is shown, by the names that it is shown."""
+        found = []
+        for tool in self.tools or ():
+            if tool.type in _OWN and tool.name:
+                found.append(OfferedTool(tool.name, tool))
+            elif tool.type == "namespace" and tool.name:
+                found += [
+                    OfferedTool(_shown_name(inner.name, tool.name), inner, tool.name)
+                    for inner in tool.tools or ()
+                    if inner.type in _OWN and inner.name
+                ]
+        return {offered.shown_name: offered for offered in found}
+
+    @property
+    def hosted(self) -> Iterator[str]:
+        """What is left out: tools that only OpenAI's servers run, in words."""
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type not in (*_OWN, "namespace"):
+                yield f"tool {index} of type {tool.type!r} is left out: this server does not run it"
 
 
 def read_body(fields: Mapping[str, Any]) -> ResponsesBody:
@@ -120,21 +155,12 @@ def input_messages(body: ResponsesBody, first: int) -> tuple[Message, ...]:
 
 
 def tools_of(body: ResponsesBody) -> tuple[FrozenJson, ...]:
-    """The tools of a request in the form of chat completions.
-
-    Raises:
-        ApiError: 400, a tool is one that OpenAI's servers run.
-    """
+    """The tools of a request in the form of chat completions."""
     schemas = []
-    for index, tool in enumerate(body.tools or ()):
-        if tool.type not in ("function", "custom") or not tool.name:
-            raise invalid(
-                f"a tool of type {tool.type!r} runs on OpenAI's servers: leave it out",
-                f"tools[{index}].type",
-                "unsupported_value",
-            )
+    for name, offered in body.offered.items():
+        tool = offered.tool
         parameters = _CUSTOM if tool.type == "custom" else tool.parameters or {}
-        function = {"name": tool.name, "description": tool.description or ""}
+        function = {"name": name, "description": tool.description or ""}
         schemas.append({"type": "function", "function": {**function, "parameters": parameters}})
     return parse_tools(schemas)
 
@@ -164,7 +190,7 @@ def request_of(
         messages,
         tools_of(body),
         parse_template_args({} if effort is None else {"reasoning_effort": effort}),
-        tool_choice=_tool_choice(body.tool_choice, body.tools or ()),
+        tool_choice=_tool_choice(body.tool_choice, body.offered),
         one_call=body.parallel_tool_calls is False,
         sampling=values,
         names={"max_new_tokens": "max_output_tokens"},
@@ -172,15 +198,18 @@ def request_of(
     )
 
 
-def _tool_choice(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> str:
-    names = [tool.name for tool in tools]
+def _shown_name(name: Any, namespace: Any) -> Any:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tool_choice(choice: str | Mapping[str, Any] | None, names: Container[Any]) -> str:
     if isinstance(choice, Mapping) and choice.get("name") in names:
         return str(choice["name"])
     if choice in (None, "auto"):
         return "auto"
     if choice == "none":
         return "none"
-    if choice == "required" and names:
+    if choice == "required":
         return "any"
     raise invalid(
         "tool_choice has to be 'auto', 'none', 'required' or one of the tools", "tool_choice"
@@ -214,7 +243,8 @@ def _messages(items: Sequence[_Item]) -> list[dict[str, Any]]:
             arguments = fields.get("arguments")
             if item.type == "custom_tool_call":
                 arguments = json.dumps({"input": fields.get("input")}, ensure_ascii=False)
-            function = {"name": fields.get("name"), "arguments": arguments}
+            name = _shown_name(fields.get("name"), fields.get("namespace"))
+            function = {"name": name, "arguments": arguments}
             call = {"id": fields.get("call_id"), "type": "function", "function": function}
             answering()["tool_calls"].append(call)
         elif item.type == "message":

@@ -107,6 +107,25 @@ def test_events_of_a_stream(served: Served, says: Any) -> None:
     assert [item.type for item in one.output] == ["reasoning", "message", "function_call"]
 
 
+def test_namespaces_and_tools_of_openais_servers(served: Served, says: Any) -> None:
+    call = '<tool_call>\n{"name": "depot__find", "arguments": {"item": "lamp"}}\n</tool_call>'
+    says(served.engine, call)
+    namespace = {"type": "namespace", "name": "depot", "description": "", "tools": TOOLS}
+    tools = [namespace, {"type": "web_search"}]
+    response = ask(served, "Find it.", tools=tools, max_output_tokens=99)
+    (found,) = response.output
+    assert (found.name, found.namespace) == ("find", "depot")
+    assert response.recovery["notes"] == [
+        "tool 1 of type 'web_search' is left out: this server does not run it"
+    ]
+    output = {"type": "function_call_output", "call_id": found.call_id, "output": "Shelf 9."}
+    question = {"role": "user", "content": "Find it."}
+    items = [question, found.model_dump(exclude_none=True), output]
+    second = ask(served, items, tools=tools, max_output_tokens=2)
+    assert second.recovery["thread"] == response.recovery["thread"]
+    assert {edit["kind"] for edit in second.recovery["edits"]} == {"append"}
+
+
 def test_a_whole_conversation_that_is_sent_again(served: Served, says: Any) -> None:
     """What the API hands out comes back as items, and is the same message as before."""
     call = '<tool_call>\n{"name": "find", "arguments": {"item": "lamp"}}\n</tool_call>'
@@ -166,7 +185,7 @@ def test_responses_expire() -> None:
     [
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": "find"}, "tool_choice"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"max_output_tokens": -5}, "max_output_tokens"),
