@@ -13,6 +13,7 @@ from patchkv_agents.lazy import lazy_exports
 if TYPE_CHECKING:
     from patchkv_langchain.chat import ChatPatchKV
     from patchkv_langchain.middleware import PatchKVMiddleware
+    from patchkv_langchain.provider import register_provider
     from patchkv_langchain.records import declared_edits, tracked
     from patchkv_langchain.testing import ScriptedChatPatchKV
 
@@ -21,6 +22,7 @@ __all__ = [
     "PatchKVMiddleware",
     "ScriptedChatPatchKV",
     "declared_edits",
+    "register_provider",
     "tracked",
 ]
 
@@ -31,6 +33,7 @@ __getattr__, __dir__ = lazy_exports(
         "PatchKVMiddleware": "patchkv_langchain.middleware",
         "ScriptedChatPatchKV": "patchkv_langchain.testing",
         "declared_edits": "patchkv_langchain.records",
+        "register_provider": "patchkv_langchain.provider",
         "tracked": "patchkv_langchain.records",
     },
     installed_by=dict.fromkeys(

@@ -11,7 +11,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from patchkv_agents.context.answers import Answer, AnswerPiece
-from patchkv_agents.records import report_record
+from patchkv_agents.records import edit_record, report_record
 from patchkv_langchain.events import adispatch_reply, dispatch_reply
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class Answered:
             if stopped and self.answer.calls
             else self.reply.finish_reason,
             "context_version": self.reply.version_id,
+            "edits": [edit_record(edit) for edit in self.reply.edits],
             "recovery": report_record(self.reply.report),
         }
 

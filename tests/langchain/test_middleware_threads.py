@@ -232,6 +232,30 @@ def test_subagents_of_deepagents_are_tracked() -> None:
     assert "look" in str(first.log()[0].tools)
 
 
+def test_a_summary_of_deepagents_is_one_edit() -> None:
+    """It changes the request in each call; new calls behind it were edits of old ones."""
+    deepagents = pytest.importorskip("deepagents")
+    summarization = pytest.importorskip("deepagents.middleware.summarization")
+    backends = pytest.importorskip("deepagents.backends")
+    patchkv = PatchKVMiddleware()
+    summarizes = summarization.SummarizationMiddleware(
+        model=saying(AIMessage(f"Summary {number}") for number in range(9)),
+        backend=backends.StateBackend(),
+        trigger=("messages", 8),
+        keep=("messages", 3),
+    )
+    agent = deepagents.create_deep_agent(
+        saying(looking(9)),
+        [look],
+        middleware=patchkv.instrument([summarizes]),
+        checkpointer=InMemorySaver(),
+    )
+    agent.invoke(GO, THREAD)
+    edits = [edit for v in patchkv.history_of("t").log() for edit in v.edits]
+    told = {(str(e.kind), e.author, e.old_indices, e.new_indices) for e in edits if e.old_indices}
+    assert told == {("summarize", "SummarizationMiddleware", (1, 2, 3, 4, 5), (1,))}
+
+
 def test_a_subagent_on_the_engine_is_found(chat_engine: Any) -> None:
     model = ChatPatchKV(engine=chat_engine, max_tokens=3)
 
