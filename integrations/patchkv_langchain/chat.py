@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import (
-    Runnable,
-    RunnableConfig,
-    ensure_config,
-)
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -27,8 +21,8 @@ from typing_extensions import Self, override
 from patchkv_agents.context import ContextVersion, Message, from_langchain
 from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
 from patchkv_agents.profiling.shipped import profile_file
-from patchkv_langchain.chat_answers import Answered, ChunkMaker
-from patchkv_langchain.chat_async import iterate_in_thread
+from patchkv_langchain.chat_answers import FinalAnswer
+from patchkv_langchain.chat_base import AnsweringChatModel
 from patchkv_langchain.chat_engines import (
     EnginesByName,
     answers_key,
@@ -54,16 +48,11 @@ from patchkv_langchain.notes import served_by
 from patchkv_langchain.records import declared_edits
 
 if TYPE_CHECKING:
-    from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-
     from patchkv_agents.engine import Engine, Thread
     from patchkv_agents.engine.reply import StreamChunk
 
-_config: ContextVar[RunnableConfig | None] = ContextVar("patchkv_chat_config", default=None)
-"""Of the call under way. LangChain does not pass all of it on to `_generate` and `_stream`."""
 
-
-class ChatPatchKV(BaseChatModel):
+class ChatPatchKV(AnsweringChatModel):
     """Answers by a local model; of an edited context, only what the edit made wrong is computed.
 
     Weights are loaded at the first call, and shared between chat models of the same settings.
@@ -238,111 +227,18 @@ class ChatPatchKV(BaseChatModel):
         """
         return prompt_tokens(self.load(), messages, tools or (), self.template_args)
 
-    # LangChain's entry points, which note the configuration of the call.
-
     @override
-    def invoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        with _calling(config):
-            return super().invoke(input, config, **kwargs)
-
-    @override
-    async def ainvoke(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AIMessage:
-        with _calling(config):
-            return await super().ainvoke(input, config, **kwargs)
-
-    @override
-    def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[AIMessageChunk]:
-        with closing(super().stream(input, config, **kwargs)) as chunks:  # type: ignore[type-var]
-            while True:
-                with _calling(config):  # not while the caller has a chunk
-                    chunk = next(chunks, None)
-                if chunk is None:
-                    return
-                yield chunk
-
-    @override
-    async def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[AIMessageChunk]:
-        chunks = super().astream(input, config, **kwargs)
-        try:
-            while True:
-                with _calling(config):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    return
-                yield chunk
-        finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
-
-    @override
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        with closing(self._answer(messages, stop, kwargs)) as pieces:
-            answered = [piece for piece in pieces if isinstance(piece, Answered)]
-        return answered[-1].told().result()
-
-    @override
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        pieces = iterate_in_thread(self._answer(messages, stop, kwargs))
-        answered = [piece async for piece in pieces if isinstance(piece, Answered)]
-        return (await answered[-1].atold()).result()
-
-    @override
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        make = ChunkMaker()
-        with closing(self._answer(messages, stop, kwargs)) as pieces:
-            for piece in pieces:
-                yield make(piece.told() if isinstance(piece, Answered) else piece)
-
-    @override
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        make = ChunkMaker()
-        pieces = iterate_in_thread(self._answer(messages, stop, kwargs))
-        try:
-            async for piece in pieces:
-                yield make(await piece.atold() if isinstance(piece, Answered) else piece)
-        finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
-
     def _answer(
-        self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, given: dict[str, Any]
-    ) -> Generator[AnswerPiece | Answered, None, None]:
-        """Answer: pieces, then the whole. All that a call does but LangChain's forms."""
+        self,
+        messages: Sequence[BaseMessage],
+        stop: Sequence[str] | None,
+        given: dict[str, Any],
+        config: RunnableConfig,
+    ) -> Generator[AnswerPiece | FinalAnswer, None, None]:
         from patchkv_agents.engine.answer_run import AnswerRun  # loads torch, as the engine does
 
         called_ns = time.perf_counter_ns()
         options = CallOptions.of(given)
-        config = _config.get() or ensure_config()
         engine = self.load(options.model)
         natives = shown_messages(messages, options.response_format)
         shown = from_langchain(natives, keep="shown")
@@ -396,9 +292,9 @@ class ChatPatchKV(BaseChatModel):
                     if number == 0:
                         turn.placed()
                     yield from piece.pieces
-            answered = Answered(run.answer, run.reply, options.model or self.model)
+            answer = FinalAnswer(run.answer, run.reply, options.model or self.model)
             turn.answered(run.answer.to_message())
-        yield answered
+        yield answer
 
     def _replies(
         self, thread: Thread, messages: Sequence[Message], **options: Any
@@ -467,15 +363,6 @@ class ChatPatchKV(BaseChatModel):
         if kwargs:
             raise ValueError(f"unknown arguments {sorted(kwargs)}: use include_raw, method, strict")
         return structured(self.bind, schema, method=method, strict=strict, include_raw=include_raw)
-
-
-@contextmanager
-def _calling(config: RunnableConfig | None) -> Iterator[None]:
-    token = _config.set(ensure_config(config))
-    try:
-        yield
-    finally:
-        _config.reset(token)
 
 
 def _salt(messages: Sequence[Message]) -> str:

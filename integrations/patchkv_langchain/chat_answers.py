@@ -1,4 +1,4 @@
-"""From what the engine answered to LangChain's messages."""
+"""Answers of the engine as LangChain's messages and chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class FinalAnswer:
     """A finished answer.
 
     Attributes:
@@ -33,13 +33,13 @@ class Answered:
     reply: Reply
     model_name: str
 
-    def told(self) -> Answered:
-        """Itself, after LangChain's handlers were told of the edits and the recovery."""
+    def notified(self) -> FinalAnswer:
+        """Itself, after LangChain's handlers were notified of the edits and the recovery."""
         dispatch_reply(self.reply.report, self.reply.edits, self.reply.version_id)
         return self
 
-    async def atold(self) -> Answered:
-        """As `told`, in asynchronous code."""
+    async def anotified(self) -> FinalAnswer:
+        """As `notified`, in asynchronous code."""
         await adispatch_reply(self.reply.report, self.reply.edits, self.reply.version_id)
         return self
 
@@ -110,15 +110,15 @@ def _reasoning(text: str) -> dict[str, Any]:
     return {"reasoning_content": text} if text else {}
 
 
-class ChunkMaker:
+class ChunkBuilder:
     """Makes chunks of the pieces of one answer."""
 
     def __init__(self) -> None:
         self._calls = 0  # so far, valid or not
 
-    def __call__(self, piece: AnswerPiece | Answered) -> ChatGenerationChunk:
+    def __call__(self, piece: AnswerPiece | FinalAnswer) -> ChatGenerationChunk:
         """The chunk of a piece, or what comes behind the pieces."""
-        if isinstance(piece, Answered):
+        if isinstance(piece, FinalAnswer):
             return ChatGenerationChunk(message=piece.last_chunk())
         chunks = []
         if piece.call is not None:

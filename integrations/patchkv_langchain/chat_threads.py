@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from patchkv_agents.context import FrozenJson, Message
     from patchkv_agents.engine import Engine, Thread
 
-MAX_THREADS = 64
-"""Conversations whose state an engine keeps for chat models; the one used longest ago goes."""
+MAX_CONVERSATIONS = 1024
+"""Conversations that are remembered; which of their states are kept is up to the engine's pool."""
 _MAX_ANSWERS = 8  # of a conversation that are remembered
 
 _Key = tuple[str, str]  # id and namespace of a thread of the engine
@@ -106,10 +106,10 @@ class ChatThreads:
 
     Args:
         engine: that runs them.
-        limit: threads to keep.
+        limit: conversations to remember.
     """
 
-    def __init__(self, engine: Engine, limit: int = MAX_THREADS) -> None:
+    def __init__(self, engine: Engine, limit: int = MAX_CONVERSATIONS) -> None:
         self._engine_ref = ref(engine)  # the tables of engines must not keep these alive
         self._limit = limit
         self._slots: OrderedDict[_Key, _Slot] = OrderedDict()  # used longest ago first
@@ -149,7 +149,7 @@ class ChatThreads:
             slot.owner = None
             slot.lock.release()
             self._leave(slot)
-            self._drop_oldest()
+            self._forget_oldest()
 
     @property
     def _engine(self) -> Engine:
@@ -256,32 +256,12 @@ class ChatThreads:
         with self._lock:
             slot.waiting -= 1
 
-    def _drop_oldest(self) -> None:
-        while (slot := self._take_oldest()) is not None:
-            try:
-                # Into the engine's store, if it has one.
-                self._engine.thread(slot.key[0], namespace=slot.key[1]).suspend()
-                self._engine.drop(slot.key[0], namespace=slot.key[1])
-            except PatchKVError:  # somebody uses the thread without this table: it stays
-                pass
-            finally:
-                slot.lock.release()
-                with self._lock:
-                    slot.waiting -= 1
-                    if not slot.waiting:
-                        del self._slots[slot.key]
-
-    def _take_oldest(self) -> _Slot | None:
-        """If there are too many, the one used longest ago that nobody waits for, locked."""
+    def _forget_oldest(self) -> None:
+        """Forget the conversations used longest ago, where there are too many."""
         with self._lock:
-            if len(self._slots) <= self._limit:
-                return None
-            for slot in self._slots.values():
+            for slot in list(self._slots.values())[: -self._limit]:
                 if not slot.waiting:
-                    slot.waiting += 1
-                    slot.lock.acquire()
-                    return slot
-            return None
+                    del self._slots[slot.key]
 
 
 _tables: WeakKeyDictionary[Engine, ChatThreads] = WeakKeyDictionary()
