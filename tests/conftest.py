@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the core's fast tests, and run the longest first, so that two processes end together."""
     for item in items:
         folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
-        if folder in CORE and item.get_closest_marker("slow") is None:
+        is_slow = item.get_closest_marker("slow") or "smollm2_model" in item.fixturenames
+        if folder in CORE and not is_slow:
             item.add_marker(pytest.mark.core)
     items.sort(key=lambda item: item.get_closest_marker("smoke") is None)
 

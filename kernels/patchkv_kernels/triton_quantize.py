@@ -158,18 +158,7 @@ def gather_rows_triton(
 ) -> dict[str, torch.Tensor]:
     """`gather.gather_rows_torch` as one launch, queued on the current stream.
 
-    Args:
-        keys, values: `[layers, kv_heads, capacity, head_dim]`, any strides; not changed.
-        rows: int64 `[n]`, at least one, on the same device.
-        format: of the result.
-        float_dtypes: of keys and values where they stay floating point.
-        rotation: cosine and sine that take each row's key back to position 0, float32
-            `[n, rotary_dim / 2]`; needed for quantised formats.
-        layout: how the model pairs channels.
-        key_channels: float16 `[layers, kv_heads, 2, head_dim]`, contiguous, for the same formats.
-
-    Returns:
-        The payload's tensors by name, on the device, `key_channels` left out.
+    Arguments and result are the same; all tensors lie on one device, `key_channels` contiguous.
     """
     layers, kv_heads, _, head_dim = keys.shape
     shape = (layers, kv_heads, len(rows))
