@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -22,8 +22,9 @@ import torch
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.support import rope_of
 from patchkv_agents.baselines import PREFIX_CACHE
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from patchkv_kernels.device_figures import Figure, run_check
 
 ROUNDS = 3
@@ -82,15 +83,16 @@ def measure_resume(device: torch.device, tokens: int) -> Iterator[Figure]:
     cut, (taken, put) = tokens // 5, REPLACED
     new = np.concatenate([old[:cut], random.integers(0, shape.vocabulary, put), old[cut + taken :]])
     default = RecoveryPolicy.default()
-    policies = {
-        "prefix cache": PREFIX_CACHE,
-        "PatchKV, lossless": replace(default, precision=None),
-        "PatchKV, mixed precision": default,
+    setups = {
+        "prefix cache": RecoverySetup(PREFIX_CACHE),
+        "PatchKV, lossless": RecoverySetup(default),
+        "PatchKV, mixed precision": RecoverySetup(default, PrecisionPolicy()),
     }
+    policies = {name: setup.policy for name, setup in setups.items()}
     stored: dict[str, KVSequence] = {}
-    for name, policy in policies.items():
-        stored[name] = KVSequence(adapter, rope)
-        stored[name].resume(old, policy)
+    for name, setup in setups.items():
+        stored[name] = KVSequence(adapter, rope, storage=setup.storage)
+        stored[name].resume(old, setup.policy)
         started = time.perf_counter()
         stored[name].suspend("now")
         size = stored[name].checkpoint.payload_bytes  # waits for what goes on in the background

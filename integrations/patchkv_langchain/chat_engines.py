@@ -107,9 +107,9 @@ def policy_of(
     """
     if not isinstance(policy, str):
         return policy
-    from patchkv_agents.baselines import policy_named
+    from patchkv_agents.baselines import setup_named
 
-    return policy_named(policy, profile)
+    return setup_named(policy, profile).policy
 
 
 def answers_key(engine: Engine | None, settings: Any) -> str:
@@ -131,7 +131,7 @@ def profile_key(profile: Any) -> tuple[str, bool] | None:
     from patchkv_agents.profiling.profile import Profile
 
     loaded = profile if isinstance(profile, Profile) else Profile.load(profile)
-    return loaded.policies_sha256, loaded.has_passed
+    return loaded.setups_sha256, loaded.has_passed
 
 
 def context_tokens(model: str) -> int | None:

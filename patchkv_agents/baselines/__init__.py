@@ -5,7 +5,7 @@ from patchkv_agents.baselines.cacheblend_released import CACHEBLEND_RELEASED
 from patchkv_agents.baselines.comparison import Comparison, MethodResult, compare_methods
 from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.baselines.prefix_cache import PREFIX_CACHE
-from patchkv_agents.baselines.registry import method, method_names, policy_named
+from patchkv_agents.baselines.registry import method, method_names, setup_named
 
 __all__ = [
     "CACHEBLEND",
@@ -17,5 +17,5 @@ __all__ = [
     "compare_methods",
     "method",
     "method_names",
-    "policy_named",
+    "setup_named",
 ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
-from patchkv_agents.recovery import RecoveryPolicy, Selection
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Selection
 from patchkv_kernels import PayloadFormat
 
 _CHANGES: dict[str, dict[str, Any]] = {
@@ -18,16 +18,28 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "patchkv_combined": {"selection": Selection.COMBINED, "attention_fraction": 0.03},
     "patchkv_question": {"selection": Selection.QUESTION, "attention_fraction": 0.03},
     "patchkv_uncapped": {"most_repaired": None},
-    "patchkv_fp16": {"precision": PrecisionPolicy.fixed(PayloadFormat.F16)},
-    "patchkv_int8": {"precision": PrecisionPolicy.fixed(PayloadFormat.K8V8)},
-    "patchkv_int4": {"precision": PrecisionPolicy.fixed(PayloadFormat.K4V4)},
 }
-"""What each of them changes. One that the policy has already leaves it as it is.
+"""What each of them changes. One that the policy has already leaves it as it is."""
 
-What is stored in one format has all of the policy's rows; `patchkv_int4` has 4-bit keys too, which
-nothing else uses, to compare with published figures."""
+_FORMATS = {
+    "patchkv_fp16": PayloadFormat.F16,
+    "patchkv_int8": PayloadFormat.K8V8,
+    "patchkv_int4": PayloadFormat.K4V4,
+}
+"""Where all rows are stored in one format; `patchkv_int4` has 4-bit keys too, which nothing else
+uses, to compare with published figures."""
 
 
-def ablations(policy: RecoveryPolicy) -> tuple[RecoveryPolicy, ...]:
-    """`policy` with one part changed, in every way there is."""
-    return tuple(replace(policy, name=name, **changes) for name, changes in _CHANGES.items())
+def ablations(setup: RecoverySetup) -> tuple[RecoverySetup, ...]:
+    """`setup` with one part changed, in every way there is."""
+
+    def named(name: str, **changes: Any) -> RecoveryPolicy:
+        return replace(setup.policy, name=name, **changes)
+
+    return (
+        *(replace(setup, policy=named(name, **changes)) for name, changes in _CHANGES.items()),
+        *(
+            RecoverySetup(named(name), PrecisionPolicy.fixed(format))
+            for name, format in _FORMATS.items()
+        ),
+    )

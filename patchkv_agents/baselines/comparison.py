@@ -12,7 +12,7 @@ from patchkv_agents.context import ContextVersion, Conversation
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 
 CONTINUATION_TOKENS = 16
 """Greedy tokens that must all be equal for `exact_continuation`."""
@@ -63,35 +63,35 @@ def compare_methods(
     engine: Engine,
     old: Conversation,
     new: Conversation,
-    policies: Sequence[RecoveryPolicy],
+    methods: Sequence[RecoverySetup],
     *,
     rounds: int = 1,
     max_new_tokens: int = 24,
     progress: ProgressCallback = ignore_progress,
 ) -> Comparison:
-    """Answer `old`, suspend, then answer `new` by every policy from that state.
+    """Answer `old`, suspend, then answer `new` by every method from that state.
 
-    Each policy's state is stored at its own precision. Rounds are interleaved: each runs every
+    Each method's state is stored at its own precision. Rounds are interleaved: each runs every
     method once, the full prefill first.
 
     Args:
         engine: runs everything, on threads whose names begin with `compare/`.
         old, new: the context before and after the edit.
-        policies: the methods; results carry their names.
+        methods: results carry their names.
         rounds: how often every method runs. Answers come from the first round.
         max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
         progress: called at the beginning of each step.
     """
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-    steps = rounds * (len(policies) + 1)
+    steps = rounds * (len(methods) + 1)
     progress(Progress("prefill of the old context", 0, steps + 1))
-    maps = any(policy.selection.needs_map for policy in policies)
+    maps = any(setup.policy.selection.needs_map for setup in methods)
     with SharedStates(engine, answer_tokens=answer_tokens, maps=maps) as states:
         old_state = states.exact(old)
         origins: dict[str, Thread | None] = {"full_prefill": None}
-        origins |= {policy.name: states.stored(old, policy.precision).thread for policy in policies}
+        origins |= {setup.name: states.stored(old, setup.storage).thread for setup in methods}
         plans = {"full_prefill": RecoveryPolicy.exact()}
-        plans |= {policy.name: policy for policy in policies}
+        plans |= {setup.name: setup.policy for setup in methods}
         replies: dict[str, list[Reply]] = {name: [] for name in plans}
         for step in range(steps):
             name = list(plans)[step % len(plans)]

@@ -9,20 +9,23 @@ from patchkv_agents.baselines.cacheblend import CACHEBLEND
 from patchkv_agents.baselines.cacheblend_released import CACHEBLEND_RELEASED
 from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.baselines.prefix_cache import PREFIX_CACHE
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 
 if TYPE_CHECKING:
     from patchkv_agents.profiling.profile import Profile
 
 
-def _methods(profile: Profile | None) -> dict[str, RecoveryPolicy]:
-    published, patchkv = RecoveryPolicy.published(), RecoveryPolicy.default()
+def _methods(profile: Profile | None) -> dict[str, RecoverySetup]:
+    storage = PrecisionPolicy() if profile is None else profile.storage
+    published = RecoverySetup(RecoveryPolicy.published(), storage)
+    patchkv = RecoverySetup(RecoveryPolicy.default(), storage)
     if profile is not None:
-        published, patchkv = profile.published, profile.policy
+        published, patchkv = RecoverySetup(profile.published, storage), profile.setup
     baselines = PREFIX_CACHE, DIRECT_REUSE, CACHEBLEND, CACHEBLEND_RELEASED
-    methods = (*baselines, published, patchkv, *ablations(patchkv))
-    return {policy.name: policy for policy in methods}
+    methods = (*map(RecoverySetup, baselines), published, patchkv, *ablations(patchkv))
+    return {setup.name: setup for setup in methods}
 
 
 _METHODS = _methods(None)
@@ -33,8 +36,8 @@ def method_names() -> tuple[str, ...]:
     return tuple(_METHODS)
 
 
-def method(name: str, profile: Profile | None = None) -> RecoveryPolicy:
-    """The policy that runs a method.
+def method(name: str, profile: Profile | None = None) -> RecoverySetup:
+    """The policy that runs a method, and how rows are stored for it.
 
     Args:
         name: of the method.
@@ -50,8 +53,8 @@ def method(name: str, profile: Profile | None = None) -> RecoveryPolicy:
     return methods[name]
 
 
-def policy_named(name: str, profile: Profile | None = None) -> RecoveryPolicy:
-    """The policy of a name: `exact`, `default`, or that of a method.
+def setup_named(name: str, profile: Profile | None = None) -> RecoverySetup:
+    """The policy and storage of a name: `exact`, `default`, or that of a method.
 
     Args:
         name: of the policy.
@@ -61,5 +64,5 @@ def policy_named(name: str, profile: Profile | None = None) -> RecoveryPolicy:
         InputError: there is no policy of this name.
     """
     if name == "exact":
-        return RecoveryPolicy.exact()
+        return RecoverySetup(RecoveryPolicy.exact())
     return method("patchkv" if name == "default" else name, profile)

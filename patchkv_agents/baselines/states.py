@@ -6,10 +6,13 @@ import time
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.recovery import RecoveryPolicy, Selection
+
+LOSSLESS = PrecisionPolicy.lossless()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,33 +48,38 @@ class SharedStates:
         self._engine = engine
         selection = Selection.EDITED if maps else Selection.BLOCKS
         self._exact = replace(RecoveryPolicy.exact(), selection=selection)
+        # Restores every row. What an exact policy recovers is not packed.
+        self._packing = replace(DIRECT_REUSE, name="stored", selection=selection)
         self._answer_tokens = answer_tokens
-        self._states: dict[tuple[bytes, PrecisionPolicy | None], StoredState] = {}
+        self._states: dict[tuple[bytes, PrecisionPolicy], StoredState] = {}
         self._threads: set[str] = set()
         self._count = 0
 
     def exact(self, context: Conversation) -> StoredState:
         """The state of an exact prefill, stored losslessly."""
-        return self.stored(context, None)
+        return self.stored(context, LOSSLESS)
 
-    def stored(self, context: Conversation, precision: PrecisionPolicy | None) -> StoredState:
-        """The state of an exact prefill, stored at a precision; None is losslessly."""
+    def stored(self, context: Conversation, storage: PrecisionPolicy) -> StoredState:
+        """The state of an exact prefill, stored in the formats that `storage` chooses."""
         tokens = render(context, self._engine.tokenizer).token_ids.tobytes()
-        if (tokens, None) not in self._states:
+        if (tokens, LOSSLESS) not in self._states:
             thread, reply = self.resume(
                 None, context, self._exact, max_new_tokens=self._answer_tokens
             )
-            self._states[tokens, None] = StoredState(context, thread, reply, self._suspend(thread))
-        if (tokens, precision) not in self._states:
-            exact = self._states[tokens, None]
+            self._states[tokens, LOSSLESS] = StoredState(
+                context, thread, reply, self._suspend(thread)
+            )
+        if (tokens, storage) not in self._states:
+            exact = self._states[tokens, LOSSLESS]
             # Rows and scores are those of the exact state: only the last token is computed again.
-            keeping = replace(self._exact, name="stored", precision=precision)
             # The version is the same one, too: the lossless rows go when these are stored.
-            thread, _ = self.resume(exact.thread, exact.context, keeping, max_new_tokens=1)
-            self._states[tokens, precision] = StoredState(
+            thread, _ = self.resume(
+                exact.thread, exact.context, self._packing, max_new_tokens=1, storage=storage
+            )
+            self._states[tokens, storage] = StoredState(
                 exact.context, thread, exact.reply, self._suspend(thread)
             )
-        return self._states[tokens, precision]
+        return self._states[tokens, storage]
 
     def resume(
         self,
@@ -80,8 +88,16 @@ class SharedStates:
         policy: RecoveryPolicy,
         *,
         max_new_tokens: int,
+        storage: PrecisionPolicy | None = None,
     ) -> tuple[Thread, Reply]:
         """Answer a context on a fork of `origin`, which stays as it is; on a new thread if None.
+
+        Args:
+            origin: from whose state it is answered.
+            context: to be answered.
+            policy: how it is recovered.
+            max_new_tokens: of the answer.
+            storage: the formats in which the fork's rows are packed; the origin's if left out.
 
         Returns:
             The fork, live, to be given to `release`; and the answer.
@@ -89,7 +105,10 @@ class SharedStates:
         self._count += 1
         name = f"compare/{self._count}"
         self._engine.drop(name)
-        thread = origin.fork(name) if origin is not None else self._engine.thread(name)
+        if origin is not None:
+            thread = origin.fork(name, storage=storage)
+        else:
+            thread = self._engine.thread(name, storage=storage or LOSSLESS)
         self._threads.add(name)
         try:
             reply = thread.generate(

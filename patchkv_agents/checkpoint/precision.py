@@ -73,6 +73,16 @@ class PrecisionPolicy:
         """A policy with one format for every block, for comparisons."""
         return cls(format=format)
 
+    @classmethod
+    def lossless(cls) -> PrecisionPolicy:
+        """Every block as the model wrote it."""
+        return cls(format=PayloadFormat.NATIVE)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether rows come back as the model wrote them."""
+        return self.format is PayloadFormat.NATIVE
+
 
 def block_formats(
     policy: PrecisionPolicy,

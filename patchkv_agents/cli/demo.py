@@ -66,14 +66,11 @@ def demo(
         own = (load_conversation(old), load_conversation(new))
     with show_progress(f"loading {model}") as progress:
         from patchkv_agents.alignment import align
-        from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
+        from patchkv_agents.baselines import compare_methods, method
         from patchkv_agents.cli.demo_view import Task, show
         from patchkv_agents.context import render
         from patchkv_agents.engine import Engine
-        from patchkv_agents.recovery import RecoveryPolicy
 
-        # The policy is named here: without a validated profile an engine recovers exactly.
-        policy = RecoveryPolicy.default()
         engine = Engine.from_pretrained(model)
         task = Task(*own) if own else _built_in(engine, tokens or DEFAULT_TOKENS)
         rendered = [render(context, engine.tokenizer) for context in (task.old, task.new)]
@@ -84,7 +81,8 @@ def demo(
             engine,
             task.old,
             task.new,
-            (PREFIX_CACHE, DIRECT_REUSE, policy),
+            # Named here: without a validated profile an engine recovers exactly.
+            [method(name) for name in ("prefix_cache", "direct_reuse", "patchkv")],
             rounds=rounds,
             max_new_tokens=ANSWER_TOKENS,
             progress=progress,

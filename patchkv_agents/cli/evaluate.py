@@ -16,7 +16,7 @@ from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.profiling.profile import Profile
-    from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery import RecoverySetup
     from patchkv_evals.datasets import QARow
     from patchkv_evals.running import RunSpec
 
@@ -118,7 +118,7 @@ def evaluate(
         rows=cast("RowOrder", rows),
         rounds=rounds,
         max_new_tokens=max_new_tokens,
-        profile_sha256=None if profile is None else profile.policies_sha256,
+        profile_sha256=None if profile is None else profile.setups_sha256,
     )
     spec, found = _rows(spec, data)
     with show_progress(f"loading {model}") as show:
@@ -155,7 +155,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _policies(names: str, profile: Profile | None = None) -> list[RecoveryPolicy]:
+def _policies(names: str, profile: Profile | None = None) -> list[RecoverySetup]:
     """The methods by their names, in the order of the names, made from a profile if given."""
     from patchkv_agents.baselines import method, method_names
     from patchkv_evals.running import ABLATIONS, FULL_PREFILL, MAIN_METHODS

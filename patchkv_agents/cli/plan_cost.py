@@ -164,9 +164,9 @@ def _case(
     )
 
     context = EditedContext(tokens, prefix=int(edit_at * tokens), new=new_tokens)
-    policies = [method(name) for name in METHODS]
-    costs = [MethodCost.of_policy(policy, context, model) for policy in policies]
-    ours, own_cost = policies[-1], costs[-1]
+    setups = [method(name) for name in METHODS]
+    costs = [MethodCost.of_setup(setup, context, model) for setup in setups]
+    ours, own_cost = setups[-1], costs[-1]
     return _Case(
         context,
         tuple(estimate(model, device, context, cost) for cost in (*costs, _published(context))),

@@ -16,6 +16,7 @@ from patchkv_agents.context.excerpts import escaped
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from patchkv_agents.checkpoint.precision import PrecisionPolicy
     from patchkv_agents.profiling.profile import DataSource, Profile, Validation
     from patchkv_agents.recovery import RecoveryPolicy
 
@@ -61,6 +62,7 @@ def show_profile(console: Console, profile: Profile) -> None:
             console.print(f"  {line}")
         if policy.window_model is not None:
             _show_windows(console, policy)
+    console.print(f"\nStorage, for both: {storage_in_words(profile.storage)}")
     for name, figures in profile.fit.items():
         if name != "calibration_tasks":
             console.print("\n" + escaped(f"{_words(name).capitalize()}:"))
@@ -132,17 +134,19 @@ def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
     yield f"repair goes by blocks of {plural(policy.block_size, 'token')}"
     if policy.most_repaired is not None:
         yield f"together, at most {policy.most_repaired:.0%} of the suffix"
-    precision = policy.precision
-    if precision is None:
-        yield "rows are stored losslessly"
-    elif precision.format is not None:
-        yield f"rows are stored as {precision.format.value}"
-    else:
-        yield (
-            f"values are stored in 4 bits below risk {precision.tau_low:g} (errors up to "
-            f"{precision.tau_4:g}), in 16 bits from {precision.tau_high:g} on, else in 8; "
-            f"a block's largest row weighs {precision.alpha:g}, the mean of its rows the rest"
-        )
+
+
+def storage_in_words(storage: PrecisionPolicy) -> str:
+    """How rows are stored."""
+    if storage.is_lossless:
+        return "rows are stored losslessly"
+    if storage.format is not None:
+        return f"rows are stored as {storage.format.value}"
+    return (
+        f"values are stored in 4 bits below risk {storage.tau_low:g} (errors up to "
+        f"{storage.tau_4:g}), in 16 bits from {storage.tau_high:g} on, else in 8; "
+        f"a block's largest row weighs {storage.alpha:g}, the mean of its rows the rest"
+    )
 
 
 def _show_windows(console: Console, policy: RecoveryPolicy) -> None:

@@ -134,7 +134,7 @@ def serve(
         log_content=log_content,
     )
     print(f"loading {model}", file=sys.stderr)
-    from patchkv_agents.baselines import policy_named
+    from patchkv_agents.baselines import setup_named
     from patchkv_agents.checkpoint.stores import open_store
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
@@ -142,11 +142,12 @@ def serve(
     from patchkv_agents.profiling.profile import Profile
 
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
-    recovery = None if policy is None else policy_named(policy, profile)
+    setup = None if policy is None else setup_named(policy, profile)
     checkpoints = None if store is None else open_store(store)
     engine = Engine.from_pretrained(
         model,
-        policy=recovery,
+        policy=None if setup is None else setup.policy,
+        storage=None if setup is None else setup.storage,
         recovery_profile=profile,
         shadow=ShadowChecks(shadow) if shadow else None,
         store=checkpoints,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.loading import LoadOptions, load_config, load_model
 from patchkv_agents.backends.transformers.support import Support, check_config
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import ThreadKey
 from patchkv_agents.engine.observers import CallObservers
 from patchkv_agents.engine.outcomes import Observer
@@ -51,6 +52,8 @@ class Engine:
             the profile's if that has passed validation; else recovery is exact.
         recovery_profile: of this model: a file, the name of a profile that comes with the package,
             or one that is loaded.
+        storage: the formats in which rows are packed, unless an exact policy recovered them; a
+            thread may have its own. Those of the profile if left out, or the default mix.
         store: keeps suspended versions beyond this process; a thread that has no state here looks
             for it there.
         history: keeps the threads' histories beyond this process; in memory if left out. It
@@ -58,10 +61,9 @@ class Engine:
         tenant: whose threads these are; in a store, no other tenant's state is ever used.
         memory_budget_bytes: of the KV state of all threads, live and stored; a quarter of the
             machine's memory if left out. Beyond it, threads used longest ago are suspended, then
-            stored with loss if their policy says how, then evicted.
+            packed with loss, then evicted.
         max_threads: threads that are kept; one used longer ago is given up.
-        packing: `"now"` stores in the formats of the policy at each suspend, whatever room there
-            is.
+        packing: `"now"` packs at each suspend, whatever room there is.
         observer: called after each call, such as `patchkv_agents.telemetry.telemetry()`.
         shadow: compares a sample of approximate answers with full prefills, in the background.
         clock_ns: nanoseconds, for the times in reports.
@@ -85,6 +87,7 @@ class Engine:
         *,
         policy: RecoveryPolicy | None = None,
         recovery_profile: Profile | str | Path | None = None,
+        storage: PrecisionPolicy | None = None,
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
@@ -110,6 +113,7 @@ class Engine:
             self.stores,
             self._observers,
             policy=policy or self._profiled_policy(),
+            storage=storage or self._default_storage(),
             packing=packing,
             memory_budget_bytes=memory_budget_bytes,
             max_threads=max_threads,
@@ -122,6 +126,7 @@ class Engine:
         *,
         policy: RecoveryPolicy | None = None,
         recovery_profile: Profile | str | Path | None = None,
+        storage: PrecisionPolicy | None = None,
         store: CheckpointStore | None = None,
         history: HistoryStore | None = None,
         tenant: str = "default",
@@ -150,6 +155,7 @@ class Engine:
             tokenizer,
             policy=policy,
             recovery_profile=profile,
+            storage=storage,
             store=store,
             history=history,
             tenant=tenant,
@@ -174,6 +180,14 @@ class Engine:
             )
             return RecoveryPolicy.exact()
         return self.profile.policy
+
+    def _default_storage(self) -> PrecisionPolicy:
+        return PrecisionPolicy() if self.profile is None else self.profile.storage
+
+    @property
+    def storage(self) -> PrecisionPolicy:
+        """The formats in which rows are packed, of threads that have none of their own."""
+        return self.pool.storage
 
     @property
     def adapter(self) -> ModelAdapter:
@@ -250,18 +264,27 @@ class Engine:
         self.runtime.wait_until_stored()
         self.stores.wait_until_saved()
 
-    def thread(self, thread_id: str, *, namespace: str = "", new: bool = False) -> Thread:
+    def thread(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        new: bool = False,
+        storage: PrecisionPolicy | None = None,
+    ) -> Thread:
         """The thread of this id, made at its first use.
 
         Args:
             thread_id: of the conversation.
             namespace: a part of it with a context of its own, such as a subagent.
             new: refuse a thread that exists.
+            storage: the formats in which the rows of a new thread are packed; the engine's if left
+                out.
 
         Raises:
             InputError: `new` is set and the thread exists.
         """
-        return self.pool.thread(ThreadKey(thread_id, namespace), new=new)
+        return self.pool.thread(ThreadKey(thread_id, namespace), new=new, storage=storage)
 
     def drop(
         self, thread_id: str, *, namespace: str = "", delete: bool = False, erase: bool = True

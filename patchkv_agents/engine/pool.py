@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from patchkv_agents.checkpoint import CheckpointVersions, MemoryBudget
 from patchkv_agents.checkpoint.budget import default_budget_bytes
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import ThreadKey
 from patchkv_agents.engine.observers import CallObservers
 from patchkv_agents.engine.persistence import ThreadStores
@@ -36,21 +37,22 @@ class ThreadPool:
     there under the same id.
 
     The state of all threads together, live and stored, is kept within the memory budget. Where it
-    is exceeded, threads that were used longest ago are suspended, then stored with loss if their
-    policy allows that, then evicted. A thread that is answering keeps its state.
+    is exceeded, threads that were used longest ago are suspended, then packed with
+    loss, then evicted. A thread that is answering keeps its state.
 
     Args:
         runtime: the model.
         stores: where threads are kept beyond this process.
         observers: notified of each call.
         policy: how contexts are recovered unless a call says otherwise.
+        storage: the formats in which rows are packed.
         packing: how threads are suspended unless `Thread.suspend` is told.
         memory_budget_bytes: of all KV state; a quarter of the machine's memory if left out.
         max_threads: threads that are kept.
 
     Attributes:
         lock: held while threads are added and dropped.
-        policy, memory_budget_bytes, max_threads: as given; may be changed.
+        policy, storage, memory_budget_bytes, max_threads: as given; may be changed.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ThreadPool:
         observers: CallObservers,
         *,
         policy: RecoveryPolicy,
+        storage: PrecisionPolicy,
         packing: Packing = "under_pressure",
         memory_budget_bytes: int | None = None,
         max_threads: int = MAX_THREADS,
@@ -70,6 +73,7 @@ class ThreadPool:
         )
         self.max_threads = max_threads
         self.policy = policy
+        self.storage = storage
         self._runtime = runtime
         self._stores = stores
         self._observers = observers
@@ -83,12 +87,16 @@ class ThreadPool:
         """Threads that are kept."""
         return len(self._kept)
 
-    def thread(self, key: ThreadKey, *, new: bool = False) -> Thread:
+    def thread(
+        self, key: ThreadKey, *, new: bool = False, storage: PrecisionPolicy | None = None
+    ) -> Thread:
         """The thread of this name, made at its first use.
 
         Args:
             key: names it.
             new: refuse a thread that exists.
+            storage: the formats in which the rows of a new thread are packed; the pool's if left
+                out.
 
         Raises:
             InputError: `new` is set and the thread exists.
@@ -98,7 +106,7 @@ class ThreadPool:
             if new and thread is not None:
                 raise InputError(f"thread '{key.thread}' exists: choose another id or drop it")
             if thread is None:
-                thread = self._alive[key] = self._made(key)
+                thread = self._alive[key] = self._made(key, storage or self.storage)
             self._kept[key] = thread
             self._kept.move_to_end(key)
             surplus = max(0, len(self._kept) - self.max_threads)
@@ -119,14 +127,18 @@ class ThreadPool:
             self._kept.pop(key, None)
             self._alive.pop(key, None)
 
-    def fork(self, thread: Thread, thread_id: str) -> Thread:
+    def fork(
+        self, thread: Thread, thread_id: str, storage: PrecisionPolicy | None = None
+    ) -> Thread:
         """A new thread at the version of `thread`, which is locked, that shares its stored state.
 
         Raises:
             InputError: the thread exists.
             HistoryStoreError: the history store has one of this name.
         """
-        sequence = thread.sequence.fork()  # may fail; the new thread is registered after it
+        sequence = thread.sequence.fork(
+            storage=storage
+        )  # may fail; the new thread is registered after it
         with self.lock:  # nobody gets hold of it half made
             key = ThreadKey(thread_id, thread.namespace)
             copy = self.thread(key, new=True)
@@ -242,13 +254,14 @@ class ThreadPool:
             with self.lock:
                 self._kept.pop(thread.key, None)
 
-    def _made(self, key: ThreadKey) -> Thread:
+    def _made(self, key: ThreadKey, storage: PrecisionPolicy) -> Thread:
         runtime = self._runtime
         sequence = KVSequence(
             runtime.adapter,
             runtime.rope,
             versions=CheckpointVersions(self._budget),
             worker=runtime.offload_worker,
+            storage=storage,
         )
         state = ThreadState(self._stores.history(key), sequence, self._stores.checkpoints(key))
         return Thread(

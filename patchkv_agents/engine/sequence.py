@@ -38,6 +38,7 @@ from patchkv_kernels import Rope
 
 CAPACITY_STEP = 256
 """Caches are allocated in multiples of this many rows."""
+LOSSLESS = PrecisionPolicy.lossless()
 MAX_ROOM = 1024
 """Most rows that are allocated for an answer in advance; a longer one makes the cache grow."""
 
@@ -61,6 +62,8 @@ class KVSequence:
         rope: of the model.
         versions: where checkpoints of suspended versions are kept.
         worker: offloads in the background, one job at a time; None offloads inside `suspend`.
+        storage: the formats in which rows are packed. What is packed with loss is not exact: an
+            exact recovery computes it again. So what an exact policy recovered is not packed.
     """
 
     def __init__(
@@ -70,13 +73,15 @@ class KVSequence:
         *,
         versions: CheckpointVersions | None = None,
         worker: Executor | None = None,
+        storage: PrecisionPolicy = LOSSLESS,
     ) -> None:
         self._adapter = adapter
         self._rope = rope
         self._versions = CheckpointVersions() if versions is None else versions
         self._worker = worker
         self._state: State = EMPTY
-        self._precision: PrecisionPolicy | None = None
+        self._storage = storage
+        self._is_exact = True  # by the policy of the last resume
         self._departure: Future[Checkpoint] | None = None  # of a version left for another
         self._troubles: list[str] = []
         self._arriving = threading.Lock()
@@ -134,7 +139,7 @@ class KVSequence:
         next resume, which then computes the rows that were lost.
 
         Args:
-            packing: when the formats of the last resume's policy, which lose precision, are used:
+            packing: when the formats of `storage`, which lose precision, are used:
                 `"under_pressure"` stores losslessly and packs what was used longest ago once the
                 memory budget is exceeded, `"now"` pins these formats.
 
@@ -156,14 +161,23 @@ class KVSequence:
         with self._versions.budget.lock:
             self._versions.pack()
 
-    def fork(self) -> KVSequence:
-        """A suspended copy that shares all stored payload. Suspends this sequence first."""
+    def fork(self, *, storage: PrecisionPolicy | None = None) -> KVSequence:
+        """A suspended copy that shares all stored payload. Suspends this sequence first.
+
+        Args:
+            storage: the formats in which its further rows are packed; those of this sequence if
+                left out.
+        """
         self.suspend()
         self._settle()
         copy = KVSequence(
-            self._adapter, self._rope, versions=self._versions.copy(), worker=self._worker
+            self._adapter,
+            self._rope,
+            versions=self._versions.copy(),
+            worker=self._worker,
+            storage=storage or self._storage,
         )
-        copy._state, copy._precision = self._state, self._precision
+        copy._state, copy._is_exact = self._state, self._is_exact
         return copy
 
     def clean_prefix(self, token_ids: IntArray) -> int:
@@ -187,7 +201,11 @@ class KVSequence:
         """
         tokens = self.clean_prefix(token_ids)
         copy = KVSequence(
-            self._adapter, self._rope, versions=self._versions.emptied(), worker=self._worker
+            self._adapter,
+            self._rope,
+            versions=self._versions.emptied(),
+            worker=self._worker,
+            storage=self._storage,
         )
         copy._state = Stored(self.version, self._truncated(tokens))
         return copy
@@ -259,7 +277,7 @@ class KVSequence:
             except BaseException:
                 self._drop_cache()
                 raise
-            self._precision = policy.precision
+            self._is_exact = policy.is_exact
             return resumed
 
     def append(self, token_id: int) -> torch.Tensor:
@@ -442,7 +460,9 @@ class KVSequence:
     def _offload(self, state: Live, packing: Packing, *, repack: bool) -> Future[Checkpoint]:
         """Begin to store a live cache as a version."""
         state = self._scored(state)
-        precision, streams = self._precision, side_streams(self._adapter.cache_devices)
+        lossless = self._is_exact or self._storage.is_lossless
+        precision = None if lossless else self._storage
+        streams = side_streams(self._adapter.cache_devices)
         lossless_bytes = int(np.count_nonzero(~state.checkpoint.stored)) * self._adapter.row_bytes
         if packing == "under_pressure" and lossless_bytes > self._versions.budget.limit_bytes:
             packing = "now"

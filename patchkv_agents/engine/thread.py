@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from patchkv_agents.backends.transformers.verdict import SupportLevel
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import (
     ContextHistory,
     ContextVersion,
@@ -63,7 +64,9 @@ class ThreadHost(Protocol):
 
     policy: RecoveryPolicy
 
-    def fork(self, thread: Thread, thread_id: str) -> Thread:
+    def fork(
+        self, thread: Thread, thread_id: str, storage: PrecisionPolicy | None = None
+    ) -> Thread:
         """A new thread at the same version; `thread` is locked meanwhile."""
 
     def clear_forks(
@@ -281,11 +284,16 @@ class Thread:
         finally:
             self._upkeep.release()
 
-    def fork(self, thread_id: str) -> Thread:
-        """A new thread at the same version that shares the stored state. Suspends this one."""
+    def fork(self, thread_id: str, *, storage: PrecisionPolicy | None = None) -> Thread:
+        """A new thread at the same version that shares the stored state. Suspends this one.
+
+        Args:
+            thread_id: of the new thread.
+            storage: the formats in which its further rows are packed; this thread's if left out.
+        """
         with self._exclusive():
             self._state.suspend(self._packing)
-            return self._host.fork(self, thread_id)
+            return self._host.fork(self, thread_id, storage)
 
     def become_fork(self, source: Thread, history: ContextHistory, sequence: KVSequence) -> None:
         """Take over copies of another thread's history and state. For the pool."""

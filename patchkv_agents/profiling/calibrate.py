@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from patchkv_agents.baselines.states import LOSSLESS
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import UnsupportedModelError
@@ -201,13 +202,14 @@ class _Calibration:
         base = self._lengths()
         published, policy = self._selection(window, base)
         self._frontier()
-        precision = self._precision()
-        self._result({"patchkv": policy, "patchkv_published": published}, precision)
+        storage = self._storage()
+        self._result({"patchkv": policy, "patchkv_published": published}, storage)
         return Profile(
             model=self._engine.model_name,
             fingerprint=self._engine.fingerprint,
-            policy=replace(policy, name="patchkv", precision=precision),
-            published=replace(published, name="patchkv_published", precision=precision),
+            policy=replace(policy, name="patchkv"),
+            published=replace(published, name="patchkv_published"),
+            storage=storage,
             data=(),
             fit={},
             versions=versions(),
@@ -361,7 +363,7 @@ class _Calibration:
         }
         return choice.kappa
 
-    def _precision(self) -> PrecisionPolicy:
+    def _storage(self) -> PrecisionPolicy:
         """The thresholds of precision."""
         if not self._config.precision:
             self.fit["precision"] = {"note": "not fitted: these are the defaults"}
@@ -379,16 +381,17 @@ class _Calibration:
         self.fit["precision"] = record
         return precision
 
-    def _result(self, chosen: Mapping[str, RecoveryPolicy], precision: PrecisionPolicy) -> None:
+    def _result(self, chosen: Mapping[str, RecoveryPolicy], storage: PrecisionPolicy) -> None:
         """What the chosen policies do on the calibration pairs, with rows as they are stored."""
-        stored = {name: replace(each, precision=precision) for name, each in chosen.items()}
-        self._run(list(stored.values()), "result")
+        self._trials.run(
+            list(chosen.values()), storage=storage, progress=self._progress_of("result")
+        )
         self.fit["result"] = {
             "on": "the pairs that were fitted to, so that it flatters: see the validation",
             "policies": [
-                {"policy": name, "stored": stored_as, **figures_of(self._trials.of(policy))}
-                for stored_as, policies in (("losslessly", chosen), ("with loss", stored))
-                for name, policy in policies.items()
+                {"policy": name, "stored": stored_as, **figures_of(self._trials.of(policy, form))}
+                for stored_as, form in (("losslessly", LOSSLESS), ("with loss", storage))
+                for name, policy in chosen.items()
             ],
         }
 

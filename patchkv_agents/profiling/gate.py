@@ -30,7 +30,7 @@ from patchkv_agents.profiling.profile import (
     Measure,
     Profile,
     Validation,
-    policy_sha256,
+    setup_sha256,
 )
 from patchkv_agents.profiling.trials import Trial, Trials
 from patchkv_agents.progress import ProgressCallback, ignore_progress
@@ -159,7 +159,7 @@ def validate(
         raise InputError("the profile's policy is exact: it can be used as it is")
     kept, skipped = usable(engine, pairs, answer_tokens=ANSWER_TOKENS)
     trials = Trials(engine, kept, answer_tokens=ANSWER_TOKENS)
-    found = trials.run([profile.policy], progress=progress)
+    found = trials.run([profile.policy], storage=profile.storage, progress=progress)
     measured = [(p, t) for p, t in zip(kept, found, strict=True) if t.repair_ratio < 1.0]
     whole = [p for p, t in zip(kept, found, strict=True) if t.repair_ratio >= 1.0]
     if not measured:
@@ -173,7 +173,7 @@ def validate(
         measures=measures,
         thresholds=asdict(thresholds),
         data=(DataSource(used.name, used.sha256, len(used.pairs), used.tasks),),
-        policy_sha256=policy_sha256(profile.policy),
+        setup_sha256=setup_sha256(profile.setup),
         fingerprint=engine.fingerprint,
         created=created(),
         command=command_line(),

@@ -9,20 +9,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.files import write_atomic
 from patchkv_agents.profiling.json_fields import NOT_A_PROFILE, JsonFields, parse_json
 from patchkv_agents.profiling.shipped import profile_file
 from patchkv_agents.recovery.policy import RecoveryPolicy
-from patchkv_agents.recovery.policy_json import policy_from_json, policy_to_json
+from patchkv_agents.recovery.policy_json import (
+    policy_from_json,
+    policy_to_json,
+    storage_from_json,
+    storage_to_json,
+)
+from patchkv_agents.recovery.setup import RecoverySetup
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the file's form."""
 
 
-def policy_sha256(policy: RecoveryPolicy) -> str:
-    """A digest of all fields of a policy, in hex: equal where policies are."""
-    return _sha256(policy_to_json(policy))
+def setup_sha256(setup: RecoverySetup) -> str:
+    """A digest of all fields of a policy and its storage, in hex: equal where both are."""
+    return _sha256([policy_to_json(setup.policy), storage_to_json(setup.storage)])
 
 
 def _sha256(document: Any) -> str:
@@ -70,7 +77,7 @@ class Validation:
         measures: figures by name.
         thresholds: limits by name, such as `first_token_kl_median`.
         data: the pairs.
-        policy_sha256: of the policy that was validated.
+        setup_sha256: of the policy and the storage that were validated.
         fingerprint: of the model on which it was.
         created: the time in UTC.
         command: that did it.
@@ -81,7 +88,7 @@ class Validation:
     measures: Mapping[str, Measure]
     thresholds: Mapping[str, float]
     data: tuple[DataSource, ...]
-    policy_sha256: str
+    setup_sha256: str
     fingerprint: str
     created: str
     command: str
@@ -107,6 +114,7 @@ class Profile:
         policy: what an engine runs; called `patchkv`.
         published: the published rules with numbers fitted to this model; called
             `patchkv_published`.
+        storage: the formats in which rows are packed, for both.
         data: what was fitted to.
         fit: every fitted number and what it was chosen from, as JSON.
         versions: of this package, Python, torch and transformers.
@@ -122,6 +130,7 @@ class Profile:
     fingerprint: str
     policy: RecoveryPolicy
     published: RecoveryPolicy
+    storage: PrecisionPolicy
     data: tuple[DataSource, ...]
     fit: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -135,20 +144,26 @@ class Profile:
                 raise ProfileError(f"a profile's policy is called '{policy.name}': call it {name}")
 
     @property
+    def setup(self) -> RecoverySetup:
+        """What an engine runs: the policy and its storage."""
+        return RecoverySetup(self.policy, self.storage)
+
+    @property
     def has_passed(self) -> bool:
-        """Whether this very policy has passed validation on this model."""
+        """Whether this very policy, with this storage, has passed validation on this model."""
         found = self.validation
         return (
             found is not None
             and found.passed
-            and found.policy_sha256 == policy_sha256(self.policy)
+            and found.setup_sha256 == setup_sha256(self.setup)
             and found.fingerprint == self.fingerprint
         )
 
     @property
-    def policies_sha256(self) -> str:
-        """A digest of both policies, in hex: methods made from profiles of equal ones are equal."""
-        return _sha256([policy_to_json(policy) for policy in (self.policy, self.published)])
+    def setups_sha256(self) -> str:
+        """A digest of policies and storage, in hex: equal where the methods made from them are."""
+        policies = [policy_to_json(policy) for policy in (self.policy, self.published)]
+        return _sha256([*policies, storage_to_json(self.storage)])
 
     @property
     def why_not_passed(self) -> str:
@@ -166,7 +181,7 @@ class Profile:
         same = (
             earlier.fingerprint == self.fingerprint
             and earlier.data == self.data
-            and policy_sha256(earlier.policy) == policy_sha256(self.policy)
+            and setup_sha256(earlier.setup) == setup_sha256(self.setup)
         )
         return replace(self, validation=earlier.validation) if same else self
 
@@ -199,6 +214,7 @@ class Profile:
             "fingerprint": self.fingerprint,
             "policy": policy_to_json(self.policy),
             "published": policy_to_json(self.published),
+            "storage": storage_to_json(self.storage),
             "data": [asdict(source) for source in self.data],
             "fit": dict(self.fit),
             "versions": dict(self.versions),
@@ -227,6 +243,7 @@ class Profile:
             fingerprint=fields.text("fingerprint"),
             policy=_policy(fields.take("policy"), "policy"),
             published=_policy(fields.take("published"), "published"),
+            storage=_storage(fields.take("storage")),
             data=tuple(_source(each) for each in fields.list_of("data")),
             fit=fields.mapping("fit"),
             versions=fields.texts_by_name("versions"),
@@ -290,6 +307,13 @@ def _policy(document: Any, name: str) -> RecoveryPolicy:
         raise ProfileError(f"the profile's {name} cannot be used: {error}") from error
 
 
+def _storage(document: Any) -> PrecisionPolicy:
+    try:
+        return storage_from_json(document)
+    except InputError as error:
+        raise ProfileError(f"the profile's storage cannot be used: {error}") from error
+
+
 def _source(document: Any) -> DataSource:
     fields = JsonFields(document, "a source of pairs")
     source = DataSource(
@@ -317,7 +341,7 @@ def _validation(document: Any) -> Validation:
         measures={name: _measure(each, name) for name, each in measures.items()},
         thresholds=fields.numbers_by_name("thresholds"),
         data=tuple(_source(each) for each in fields.list_of("data")),
-        policy_sha256=fields.text("policy_sha256"),
+        setup_sha256=fields.text("setup_sha256"),
         fingerprint=fields.text("fingerprint"),
         created=fields.text("created"),
         command=fields.text("command"),

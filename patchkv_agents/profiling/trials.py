@@ -15,16 +15,17 @@ from typing import Any
 
 from patchkv_agents import __version__
 from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_result
-from patchkv_agents.baselines.states import SharedStates
+from patchkv_agents.baselines.states import LOSSLESS, SharedStates
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.profiling.answers import same_answer, stale_answer
 from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
-from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_agents.recovery.policy_json import policy_to_json
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
+from patchkv_agents.recovery.policy_json import policy_to_json, storage_to_json
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_KL = 1e6
 """What an infinite divergence counts as, in nats."""
 
@@ -35,7 +36,7 @@ class Trial:
 
     Attributes:
         pair: id of the pair.
-        policy_key: of the policy; see `policy_key`.
+        setup_key: of the policy and its storage; see `setup_key`.
         first_token_kl: KL(full prefill || policy) of the first output token, in nats.
         top1_agree: whether both have the same most likely first token.
         exact_continuation: whether the first 16 greedy tokens are equal; None where fewer were
@@ -50,7 +51,7 @@ class Trial:
     """
 
     pair: str
-    policy_key: str
+    setup_key: str
     first_token_kl: float
     top1_agree: bool
     exact_continuation: bool | None
@@ -71,9 +72,10 @@ Observe = Callable[[ContextPair, SharedStates], None]
 """Looks at the exact states of a pair, `states.exact(pair.old)` and `states.exact(pair.new)`."""
 
 
-def policy_key(policy: RecoveryPolicy) -> str:
-    """Names what a policy does: equal for policies that differ in nothing but their names."""
-    fields = {name: value for name, value in policy_to_json(policy).items() if name != "name"}
+def setup_key(setup: RecoverySetup) -> str:
+    """Names what a method does: equal for methods that differ in nothing but their names."""
+    policy = {k: value for k, value in policy_to_json(setup.policy).items() if k != "name"}
+    fields = [policy, storage_to_json(setup.storage)]
     return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -114,12 +116,13 @@ class Trials:
         }
         self._log = None if log is None else JsonLog(log, head)
         for digest, trial in [] if self._log is None else self._log.read(_logged_trial):
-            self._found[digest, trial.policy_key] = trial
+            self._found[digest, trial.setup_key] = trial
 
     def run(
         self,
         policies: Sequence[RecoveryPolicy],
         *,
+        storage: PrecisionPolicy = LOSSLESS,
         observe: Observe | None = None,
         unobserved: Callable[[ContextPair], bool] = lambda pair: True,
         progress: ProgressCallback = ignore_progress,
@@ -128,6 +131,7 @@ class Trials:
 
         Args:
             policies: each is told by what it does, not by its name.
+            storage: the formats in which the state that they resume from is packed.
             observe: called once for each pair that is `unobserved`, with its exact states.
             unobserved: whether a pair has to be looked at.
             progress: called before each pair that has something to do.
@@ -138,11 +142,12 @@ class Trials:
         Raises:
             PatchKVError: the model's logits are not numbers.
         """
-        keys = {policy_key(policy): policy for policy in policies}
-        todo: dict[str, list[RecoveryPolicy]] = {}
+        setups = [RecoverySetup(policy, storage) for policy in policies]
+        keys = {setup_key(setup): setup for setup in setups}
+        todo: dict[str, list[RecoverySetup]] = {}
         for pair in self._pairs:
             missing = [
-                policy for key, policy in keys.items() if (pair.digest, key) not in self._found
+                setup for key, setup in keys.items() if (pair.digest, key) not in self._found
             ]
             if missing or (observe is not None and unobserved(pair)):
                 todo[pair.id] = missing
@@ -151,19 +156,18 @@ class Trials:
                 continue
             done = list(todo).index(pair.id)
             progress(Progress(pair.id, done, len(todo)))
-            maps = any(policy.selection.needs_map for policy in todo[pair.id])
+            maps = any(setup.policy.selection.needs_map for setup in todo[pair.id])
             with SharedStates(self._engine, answer_tokens=self._answer_tokens, maps=maps) as states:
                 if observe is not None and unobserved(pair):
                     observe(pair, states)
                 self._try(pair, states, todo[pair.id], warm_up=not done)
-        found = [
-            self._logged(pair, key) for pair in self._pairs for key in map(policy_key, policies)
-        ]
+        found = [self._logged(pair, key) for pair in self._pairs for key in map(setup_key, setups)]
         return [trial for trial in found if trial is not None]
 
-    def of(self, policy: RecoveryPolicy) -> list[Trial]:
+    def of(self, policy: RecoveryPolicy, storage: PrecisionPolicy = LOSSLESS) -> list[Trial]:
         """The trials that there are of a policy, in the order of the pairs."""
-        found = (self._logged(pair, policy_key(policy)) for pair in self._pairs)
+        key = setup_key(RecoverySetup(policy, storage))
+        found = (self._logged(pair, key) for pair in self._pairs)
         return [trial for trial in found if trial is not None]
 
     def _logged(self, pair: ContextPair, key: str) -> Trial | None:
@@ -175,19 +179,19 @@ class Trials:
         self,
         pair: ContextPair,
         states: SharedStates,
-        policies: Sequence[RecoveryPolicy],
+        setups: Sequence[RecoverySetup],
         *,
         warm_up: bool,
     ) -> None:
-        if policies and pair.digest not in self._references:
+        if setups and pair.digest not in self._references:
             self._references[pair.digest] = states.exact(pair.new).reply
-        for number, policy in enumerate(policies):
-            origin = states.stored(pair.old, policy.precision).thread
+        for number, setup in enumerate(setups):
+            origin = states.stored(pair.old, setup.storage).thread
             if warm_up and number == 0:  # no first call of a process is timed
-                self._resume(states, origin, pair, policy)
-            reply = self._resume(states, origin, pair, policy)
-            trial = self._trial(pair, policy, self._references[pair.digest], reply)
-            self._found[pair.digest, trial.policy_key] = trial
+                self._resume(states, origin, pair, setup.policy)
+            reply = self._resume(states, origin, pair, setup.policy)
+            trial = self._trial(pair, setup, self._references[pair.digest], reply)
+            self._found[pair.digest, trial.setup_key] = trial
             if self._log is not None:
                 self._log.append([{"digest": pair.digest, "trial": asdict(trial)}])
 
@@ -199,7 +203,7 @@ class Trials:
         return reply
 
     def _trial(
-        self, pair: ContextPair, policy: RecoveryPolicy, reference: Reply, reply: Reply
+        self, pair: ContextPair, setup: RecoverySetup, reference: Reply, reply: Reply
     ) -> Trial:
         result = method_result(reference, [reply])
         answers = self._answer_tokens >= CONTINUATION_TOKENS
@@ -211,7 +215,7 @@ class Trials:
         report = reply.report
         return Trial(
             pair=pair.id,
-            policy_key=policy_key(policy),
+            setup_key=setup_key(setup),
             first_token_kl=min(result.first_token_kl, MAX_KL),
             top1_agree=result.top1_agree,
             exact_continuation=result.exact_continuation if answers else None,

@@ -9,6 +9,7 @@ from patchkv_agents.recovery.policy import (
     Selection,
 )
 from patchkv_agents.recovery.report import RecoveryReport
+from patchkv_agents.recovery.setup import RecoverySetup
 from patchkv_agents.recovery.window import WindowModel
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RecoveryPlan",
     "RecoveryPolicy",
     "RecoveryReport",
+    "RecoverySetup",
     "RowLabel",
     "Selection",
     "WindowModel",

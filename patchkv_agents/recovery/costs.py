@@ -20,6 +20,7 @@ import numpy as np
 
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.setup import RecoverySetup
 
 MIXED_PAYLOAD_RATIO = 0.417
 """Bytes of mixed precision to 16 bits, as measured for the default policy (evals/RESULTS.md)."""
@@ -219,22 +220,19 @@ class MethodCost:
     payload_ratio: float
 
     @classmethod
-    def of_policy(
-        cls, policy: RecoveryPolicy, context: EditedContext, model: ModelCost
-    ) -> MethodCost:
-        """What a policy would do on one edited context, without knowing its text.
+    def of_setup(cls, setup: RecoverySetup, context: EditedContext, model: ModelCost) -> MethodCost:
+        """What a method would do on one edited context, without knowing its text.
 
-        A window model is asked about an edit that removes as many tokens as it brings. What
-        windows are extended by while they run, and rows that are too old, are not in it.
+        A window model is asked about an edit that removes as many tokens as it brings.
 
         Args:
-            policy: the method.
+            setup: of the method.
             context: the edit.
             model: of whose layers CacheBlend runs the first in full.
         """
-        suffix = context.suffix
+        policy, suffix = setup.policy, context.suffix
         ratio = 1.0
-        if policy.precision is not None:
+        if not setup.storage.is_lossless:
             ratio = MIXED_PAYLOAD_RATIO * 2 / model.bytes_per_value
         if policy.window_tokens is None:
             rows: float = context.new + suffix
@@ -297,11 +295,11 @@ def estimate(
 
 
 def speedup(
-    model: ModelCost, device: DeviceCost, context: EditedContext, policy: RecoveryPolicy
+    model: ModelCost, device: DeviceCost, context: EditedContext, setup: RecoverySetup
 ) -> float:
-    """How many times faster a policy resumes than the exact prefix alone."""
-    exact = MethodCost.of_policy(RecoveryPolicy.exact(), context, model)
-    method = MethodCost.of_policy(policy, context, model)
+    """How many times faster a method resumes than the exact prefix alone."""
+    exact = MethodCost.of_setup(RecoverySetup(RecoveryPolicy.exact()), context, model)
+    method = MethodCost.of_setup(setup, context, model)
     return (
         estimate(model, device, context, exact).resume_ttft_ms
         / estimate(model, device, context, method).resume_ttft_ms
@@ -312,11 +310,11 @@ def least_suffix(
     model: ModelCost,
     device: DeviceCost,
     context: EditedContext,
-    policy: RecoveryPolicy,
+    setup: RecoverySetup,
     *,
     factor: float,
 ) -> int | None:
-    """The suffix from which on a policy is `factor` times faster than exact reuse.
+    """The suffix from which on a method is `factor` times faster than exact reuse.
 
     Prefix and edit stay as they are in `context`; None where a million tokens do not suffice. Found
     by bisection: where the speedup crosses `factor` more than once, as it may by a few per cent
@@ -325,7 +323,7 @@ def least_suffix(
 
     def pays(suffix: int) -> bool:
         changed = replace(context, tokens=context.prefix + context.new + suffix)
-        return suffix > 0 and speedup(model, device, changed, policy) >= factor
+        return suffix > 0 and speedup(model, device, changed, setup) >= factor
 
     return _least(pays, 1_000_000)
 
@@ -334,18 +332,18 @@ def largest_edit(
     model: ModelCost,
     device: DeviceCost,
     context: EditedContext,
-    policy: RecoveryPolicy,
+    setup: RecoverySetup,
     *,
     factor: float,
 ) -> int | None:
-    """The most new tokens with which a policy is still `factor` times faster than exact reuse.
+    """The most new tokens with which a method is still `factor` times faster than exact reuse.
 
     Prefix and suffix stay as they are in `context`; None where no size is small enough.
     """
 
     def too_many(new: int) -> bool:
         changed = replace(context, new=new, tokens=context.prefix + new + context.suffix)
-        return speedup(model, device, changed, policy) < factor
+        return speedup(model, device, changed, setup) < factor
 
     if too_many(0):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.window import WindowModel
 
@@ -98,8 +97,6 @@ class RecoveryPolicy:
         tail_tokens: length of the query tail, in tokens; 1 is the last token alone, which gives
             the logits and is not grown to a block.
         block_size: unit of repair, in tokens; 1 turns block rounding off.
-        precision: chooses the formats in which rows are stored; None stores all of them
-            losslessly. What is stored with loss is not exact: an exact recovery computes it again.
         selection: which rows are recomputed for their attention.
         blend: chooses further rows while they run, if given.
         window_model: predicts the length of the window behind each edit, if given.
@@ -116,7 +113,6 @@ class RecoveryPolicy:
     attention_fraction: float
     tail_tokens: int
     block_size: int = 32
-    precision: PrecisionPolicy | None = None
     selection: Selection = Selection.BLOCKS
     blend: BlendPolicy | None = None
     window_model: WindowModel | None = None
@@ -131,8 +127,6 @@ class RecoveryPolicy:
             raise InputError(f"tail_tokens is {self.tail_tokens}: the last token is always needed")
         if self.name == "exact" and self.window_tokens is not None:
             raise InputError("only a policy without a window may be called exact: choose a name")
-        if self.name == "exact" and self.precision is not None:
-            raise InputError("an exact policy stores losslessly: leave out precision")
         if self.block_size < 1:
             raise InputError(f"block_size is {self.block_size}: use 1 or more")
         if self.most_repaired is not None and not 0.0 < self.most_repaired <= 1.0:
@@ -170,7 +164,6 @@ class RecoveryPolicy:
             attention_fraction=0.0,
             tail_tokens=64,
             block_size=1,
-            precision=PrecisionPolicy(),
             most_repaired=0.1,
         )
 
@@ -179,15 +172,14 @@ class RecoveryPolicy:
         """The paper's method without its offline profile: an approximation.
 
         The tokens that received most attention (1.5 % of the suffix) are recomputed in whole
-        blocks, of the tail only the last token, and blocks are stored at mixed precision. The
-        length of the dirty window, which the paper predicts for each edit by a regression, and
-        the thresholds of precision are defaults here: a profile's `published` has fitted ones.
+        blocks, and of the tail only the last token. The length of the dirty window, which the
+        paper predicts for each edit by a regression, is a default here: a profile's `published`
+        has a fitted one.
         """
         return cls(
             "patchkv_published",
             window_tokens=128,
             attention_fraction=0.015,
             tail_tokens=1,
-            precision=PrecisionPolicy(),
             selection=Selection.TOKENS,
         )

@@ -49,16 +49,32 @@ def policy_from_json(fields: Mapping[str, Any]) -> RecoveryPolicy:
         if (blend := given["blend"]) is not None:
             score, mask = BlendScore(blend["score"]), BlendMask(blend["mask"])
             given["blend"] = BlendPolicy(**{**blend, "score": score, "mask": mask})
-        if (precision := given["precision"]) is not None:
-            name = precision["format"]
-            format = None if name is None else PayloadFormat(name)
-            given["precision"] = PrecisionPolicy(**{**precision, "format": format})
         if (window := given["window_model"]) is not None:
             coefficients = tuple(window["coefficients"])
             given["window_model"] = WindowModel(**{**window, "coefficients": coefficients})
         return RecoveryPolicy(**given)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"these are not the fields of a policy: {error}") from error
+
+
+def storage_to_json(storage: PrecisionPolicy) -> dict[str, Any]:
+    """All fields of a storage precision, by name, as JSON has them."""
+    plain: dict[str, Any] = _plain(asdict(storage))
+    return plain
+
+
+def storage_from_json(fields: Any) -> PrecisionPolicy:
+    """The storage precision of which `storage_to_json` made these fields.
+
+    Raises:
+        InputError: a field is unknown, missing, or has a wrong value.
+    """
+    try:
+        name = fields["format"]
+        format = None if name is None else PayloadFormat(name)
+        return PrecisionPolicy(**{**fields, "format": format})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"these are not the fields of a storage precision: {error}") from error
 
 
 def _check_counts(fields: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from patchkv_agents.baselines import method, method_names, policy_named
+from patchkv_agents.baselines import method, method_names, setup_named
 from patchkv_agents.baselines.ablations import ablations
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.profile import Profile
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, RowLabel, WindowModel
 
 from ..engine.models import edited, random_ids, sequence_of, tiny_model
 
@@ -28,8 +29,9 @@ def test_every_method_has_the_name_of_its_policy():
     assert set(method_names()) > PUBLISHED_NAMES
     for name in method_names():
         assert method(name).name == name
-    assert method("patchkv") == RecoveryPolicy.default()
-    assert method("patchkv_published") == RecoveryPolicy.published()
+    mix = PrecisionPolicy()
+    assert method("patchkv") == RecoverySetup(RecoveryPolicy.default(), mix)
+    assert method("patchkv_published") == RecoverySetup(RecoveryPolicy.published(), mix)
 
 
 def test_an_unknown_method_is_refused_with_the_names():
@@ -49,21 +51,24 @@ PARTS = {
     "contiguous": {"selection"},
     **dict.fromkeys(("edited", "combined", "question"), {"selection", "attention_fraction"}),
     "uncapped": {"most_repaired"},
-    **dict.fromkeys(("fp16", "int8", "int4"), {"precision"}),
+    **dict.fromkeys(("fp16", "int8", "int4"), {"storage"}),
 }
 
 
 def test_an_ablation_changes_its_part_of_a_policy_and_nothing_else():
-    changed = {policy.name: policy for policy in ablations(EVERYTHING)}
+    setup = RecoverySetup(EVERYTHING, PrecisionPolicy())
+    changed = {each.name: each for each in ablations(setup)}
     assert set(changed) == {f"patchkv_{part}" for part in PARTS}
     assert set(changed) == set(method_names()) - PUBLISHED_NAMES
     for part, expected in PARTS.items():
-        policy = changed[f"patchkv_{part}"]
+        policy = changed[f"patchkv_{part}"].policy
         differing = {
             field.name
             for field in fields(policy)
             if getattr(policy, field.name) != getattr(EVERYTHING, field.name)
         }
+        if changed[f"patchkv_{part}"].storage != setup.storage:
+            differing.add("storage")
         assert differing == {"name", *expected}, part
 
 
@@ -74,6 +79,7 @@ def test_a_profile_gives_its_policies_and_their_ablations():
         fingerprint="f" * 64,
         policy=EVERYTHING,
         published=published,
+        storage=PrecisionPolicy(tau_low=0.3),
         data=(),
         fit={},
         versions={},
@@ -81,21 +87,23 @@ def test_a_profile_gives_its_policies_and_their_ablations():
         command="patchkv profile tiny",
         validation=None,
     )
-    assert method("patchkv", profile) == policy_named("default", profile) == EVERYTHING
-    assert method("patchkv_published", profile) == published
-    assert method("patchkv_uncapped", profile).window_model == EVERYTHING.window_model
+    assert method("patchkv", profile) == setup_named("default", profile) == profile.setup
+    assert profile.setup == RecoverySetup(EVERYTHING, PrecisionPolicy(tau_low=0.3))
+    assert method("patchkv_published", profile) == RecoverySetup(published, profile.storage)
+    assert method("patchkv_uncapped", profile).policy.window_model == EVERYTHING.window_model
     for name in ("prefix_cache", "direct_reuse", "cacheblend"):
         assert method(name, profile) == method(name)
-    assert policy_named("exact", profile) == RecoveryPolicy.exact()
+    assert setup_named("exact", profile) == RecoverySetup(RecoveryPolicy.exact())
     with pytest.raises(InputError, match="no method 'patchkv_none'"):
-        policy_named("patchkv_none", profile)
+        setup_named("patchkv_none", profile)
 
 
 @pytest.mark.parametrize("name", method_names())
 def test_every_method_runs_as_its_name_says(name):
     """On one edit: which rows are computed, and in which formats the others were stored."""
-    old, policy = random_ids(1, 2000), method(name)
-    sequence = sequence_of(tiny_model("llama"))
+    old, setup = random_ids(1, 2000), method(name)
+    policy = setup.policy
+    sequence = sequence_of(tiny_model("llama")).fork(storage=setup.storage)
     sequence.resume(old, policy)
     sequence.suspend("now")
     resumed = sequence.resume(edited(old, [(100, 10, 14)]), policy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -114,8 +116,8 @@ def tiny_engine(tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Engine:
     return Engine(LlamaForCausalLM(config).eval(), tokenizer)
 
 
-def sequence_of(model: PreTrainedModel) -> KVSequence:
-    return KVSequence(ModelAdapter(model), rope_of(model))
+def sequence_of(model: PreTrainedModel, **options: Any) -> KVSequence:
+    return KVSequence(ModelAdapter(model), rope_of(model), **options)
 
 
 def full_logits(model: PreTrainedModel, token_ids: NDArray[np.int64]) -> torch.Tensor:

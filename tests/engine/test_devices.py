@@ -30,9 +30,7 @@ from patchkv_kernels import PayloadFormat, Rope, RopeLayout, quantize_gather
 
 from .models import edited, full_logits, random_ids, sequence_of, tiny_engine, tiny_model
 
-PATCH = RecoveryPolicy(
-    "patch", 16, attention_fraction=0.1, tail_tokens=8, precision=PrecisionPolicy()
-)
+PATCH = RecoveryPolicy("patch", 16, attention_fraction=0.1, tail_tokens=8)
 WHOLE = RecoveryPolicy("whole", 10**6, attention_fraction=0.0, tail_tokens=8)
 
 OLD = random_ids(1, 300)
@@ -76,7 +74,7 @@ def test_recovery_with_weights_on_disk(model, folder, tmp_path, device_map):
     torch.testing.assert_close(full_logits(away, NEW), full_logits(model, NEW))
     outcomes = []
     for each in (model, away):
-        sequence = sequence_of(each)
+        sequence = sequence_of(each, storage=PrecisionPolicy())
         sequence.resume(OLD, PATCH)
         sequence.suspend()
         logits = sequence.resume(NEW, PATCH).logits

@@ -95,7 +95,7 @@ def test_a_fork_that_fails_leaves_nothing_behind(engine, thread, monkeypatch):
 
     thread.generate(MESSAGES, max_new_tokens=2)
     with monkeypatch.context() as patched:
-        patched.setattr(KVSequence, "fork", lambda self: 1 / 0)
+        patched.setattr(KVSequence, "fork", lambda self, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             thread.fork("half")
     assert thread.fork("half").sequence.token_ids.tolist() == thread.sequence.token_ids.tolist()
@@ -326,7 +326,7 @@ def test_a_fork_forgets_what_the_other_is_told_to_forget(engine, thread):
         engine.drop(fork.id)
 
 
-def test_the_default_policy_stores_with_loss_and_says_so(engine, thread):
+def test_rows_packed_with_loss_are_reported_as_restored(thread):
     """Also the prefix is not called exact then; an exact call computes it again."""
     default = RecoveryPolicy.default()
     thread.generate(MESSAGES, policy=default, max_new_tokens=2)

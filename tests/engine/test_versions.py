@@ -95,15 +95,14 @@ def test_a_fork_has_the_versions_and_shares_their_payload(model, sequence):
     assert len(fork.versions) == 2 and sequence.versions.payload_bytes == bytes_before
 
 
-def check_cycles(model, cycles, policy):
+def check_cycles(model, cycles, **options):
     """Suspend, edit, resume: bytes of untouched rows stay, memory and metadata do not grow, and
     results are those of a fresh sequence that is given the same checkpoint."""
     budget = 600_000  # a version takes 220,000 alone, and 35,000 beside another
-    sequence = KVSequence(
-        ModelAdapter(model), rope_of(model), versions=CheckpointVersions(MemoryBudget(budget))
-    )
+    versions = CheckpointVersions(MemoryBudget(budget))
+    sequence = sequence_of(model, versions=versions, **options)
     ids = random_ids(1, 500)
-    sequence.resume(ids, policy, version="0")
+    sequence.resume(ids, PATCH, version="0")
     sequence.suspend("now")
     untouched = np.arange(384, 480)
     first = stored_rows(sequence.checkpoint, untouched)
@@ -114,11 +113,11 @@ def check_cycles(model, cycles, policy):
         new = edited(ids, [(at, 7, 7)])
         new[at] = 3 + cycle % 90  # each version is another
         given = sequence.checkpoint
-        resumed = sequence.resume(new, policy, version=str(cycle))
+        resumed = sequence.resume(new, PATCH, version=str(cycle))
         if resumed.resumed_from == str(cycle - 1) and compared <= cycle // 4:
             fresh = sequence_of(model)
             fresh.adopt("given", CheckpointLoad(given))
-            assert torch.equal(fresh.resume(new, policy).logits, resumed.logits)
+            assert torch.equal(fresh.resume(new, PATCH).logits, resumed.logits)
             compared += 1
         sequence.append(5)
         sequence.suspend("now")
@@ -133,36 +132,36 @@ def check_cycles(model, cycles, policy):
 
 @pytest.fixture
 def mixed(monkeypatch):
-    """A policy that stores blocks in all formats, by their place."""
+    """A storage that has blocks in all formats, by their place."""
     cycle = [PayloadFormat.K8V8, PayloadFormat.K8V4, PayloadFormat.F16]
 
     def chosen(policy, values, ranges, scores, *, tokens):
         return [cycle[position // 32 % 3] for _, _, position in ranges]
 
     monkeypatch.setattr(offload_module, "block_formats", chosen)
-    return replace(PATCH, precision=PrecisionPolicy())
+    return PrecisionPolicy()
 
 
 def test_twenty_cycles_change_no_stored_byte(model):
-    check_cycles(model, 20, PATCH)
+    check_cycles(model, 20)
 
 
 def test_twenty_cycles_in_all_formats_change_no_stored_byte(model, mixed):
-    check_cycles(model, 20, mixed)
+    check_cycles(model, 20, storage=mixed)
 
 
 @pytest.mark.slow
 def test_two_hundred_cycles_change_no_stored_byte(model, mixed):
-    check_cycles(model, 200, PATCH)
-    check_cycles(model, 200, mixed)
+    check_cycles(model, 200)
+    check_cycles(model, 200, storage=mixed)
 
 
 def test_what_is_stored_with_loss_is_not_called_exact(model, mixed):
-    sequence = sequence_of(model)
-    sequence.resume(BASE, mixed, version="base")
+    sequence = sequence_of(model, storage=mixed)
+    sequence.resume(BASE, PATCH, version="base")
     sequence.suspend("now")
     assert set(sequence.checkpoint.origins) == {-3, -2, -1, 0}  # 0: the incomplete block at the end
-    plan = sequence.resume(np.append(BASE, [7, 8]), mixed, version="next").plan
+    plan = sequence.resume(np.append(BASE, [7, 8]), PATCH, version="next").plan
     assert plan.count(RowLabel.PREFIX) == 500 % 32 and plan.count(RowLabel.RESTORED) == 480
     assert not plan.is_exact and len(plan.rows) == 2
     origins = sequence.checkpoint.origins
@@ -174,10 +173,10 @@ def test_what_is_stored_with_loss_is_not_called_exact(model, mixed):
 
 
 def test_a_quantised_row_behind_an_edit_ages_like_any_other(model, mixed):
-    sequence = sequence_of(model)
-    sequence.resume(BASE, mixed, version="base")
+    sequence = sequence_of(model, storage=mixed)
+    sequence.resume(BASE, PATCH, version="base")
     sequence.suspend("now")
-    resumed = sequence.resume(edited(BASE, [(120, 30, 41)]), mixed, version="new")
+    resumed = sequence.resume(edited(BASE, [(120, 30, 41)]), PATCH, version="new")
     restored = resumed.plan.labels == RowLabel.RESTORED
     origins = sequence.checkpoint.origins
     assert (origins[:120] < 0).all() and (origins[restored][120:] == 2).all()
@@ -283,21 +282,21 @@ def test_truncating_leaves_no_payload_in_reach(model, sequence, live):
 def test_a_suspend_loses_nothing_while_there_is_room(model, mixed):
     """It stored with loss though memory was free, and from then on a plain append of another turn
     was an approximation."""
-    sequence = sequence_of(model)
-    sequence.resume(BASE, mixed, version="base")
+    sequence = sequence_of(model, storage=mixed)
+    sequence.resume(BASE, PATCH, version="base")
     sequence.suspend()
     longer = np.append(BASE, [7, 8])
-    plan = sequence.resume(longer, mixed, version="next").plan
+    plan = sequence.resume(longer, PATCH, version="next").plan
     assert plan.is_exact and plan.count(RowLabel.PREFIX) == 500
     close(sequence.append(9), full_logits(model, np.append(longer, [9])))
 
 
 def test_beyond_the_budget_rows_are_packed_as_if_they_had_been_at_once(model, mixed):
     """In the same formats and bytes, and marked as quantised."""
-    lossless, pinned = sequence_of(model), sequence_of(model)
-    lossless.resume(BASE, mixed, version="base")
+    lossless, pinned = sequence_of(model, storage=mixed), sequence_of(model, storage=mixed)
+    lossless.resume(BASE, PATCH, version="base")
     lossless.suspend()
-    pinned.resume(BASE, mixed, version="base")
+    pinned.resume(BASE, PATCH, version="base")
     pinned.suspend("now")
     assert not lossless.checkpoint.origins.any()
     lossless.pack()
@@ -305,16 +304,16 @@ def test_beyond_the_budget_rows_are_packed_as_if_they_had_been_at_once(model, mi
     assert stored_rows(lossless.checkpoint, every) == stored_rows(pinned.checkpoint, every)
     assert np.array_equal(lossless.checkpoint.origins, pinned.checkpoint.origins)
     assert lossless.versions.payload_bytes == pinned.versions.payload_bytes
-    resumed = lossless.resume(np.append(BASE, [7]), mixed)
+    resumed = lossless.resume(np.append(BASE, [7]), PATCH)
     assert not resumed.plan.is_exact and resumed.restored_formats["k8v8"] > 0
 
 
 def test_versions_are_packed_together(model, mixed):
     """Rows that they share are encoded once; those of a version that must not lose any stay."""
-    sequence = sequence_of(model)
+    sequence = sequence_of(model, storage=mixed)
     versions = {
-        "base": (BASE, mixed),
-        "new": (edited(BASE, [(250, 7, 9)]), mixed),
+        "base": (BASE, PATCH),
+        "new": (edited(BASE, [(250, 7, 9)]), PATCH),
         "exact": (edited(BASE, [(100, 7, 9)]), EXACT),
     }
     for name, (ids, policy) in versions.items():
@@ -342,9 +341,12 @@ def test_the_budget_is_shared_and_takes_from_what_was_used_longest_ago(model, mi
     """Each thread had 2 GiB of its own."""
     budget = MemoryBudget(10**9)
     adapter, rope = ModelAdapter(model), rope_of(model)
-    sequences = [KVSequence(adapter, rope, versions=CheckpointVersions(budget)) for _ in range(4)]
+    sequences = [
+        KVSequence(adapter, rope, versions=CheckpointVersions(budget), storage=mixed)
+        for _ in range(4)
+    ]
     for number, sequence in enumerate(sequences):
-        sequence.resume(random_ids(number, 500), mixed, version="only")
+        sequence.resume(random_ids(number, 500), PATCH, version="only")
         sequence.suspend()
     one = sequences[0].versions.payload_bytes
     assert budget.used_bytes == 4 * one
@@ -365,5 +367,5 @@ def test_the_budget_is_shared_and_takes_from_what_was_used_longest_ago(model, mi
     budget.limit_bytes = 1
     assert states() == ["packed", None, None, None]  # what was used last stays
     assert not len(sequences[1].token_ids)
-    resumed = sequences[1].resume(random_ids(1, 500), mixed)
+    resumed = sequences[1].resume(random_ids(1, 500), PATCH)
     assert resumed.plan.is_exact and len(resumed.plan.rows) == 500

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.profiling.profile import (
     DataSource,
     Measure,
     Profile,
     Validation,
-    policy_sha256,
+    setup_sha256,
 )
 from patchkv_agents.recovery import RecoveryPolicy, WindowModel
 
@@ -28,6 +29,7 @@ def profile_of(policy: RecoveryPolicy = POLICY, **fields: Any) -> Profile:
         "fingerprint": "f" * 32,
         "policy": policy,
         "published": RecoveryPolicy.published(),
+        "storage": PrecisionPolicy(),
         "data": (DataSource("pairs.jsonl", "ab" * 32, 24, 8),),
         "fit": {"calibration_tasks": ["a", "b"], "window": {"tau": 0.25}},
         "versions": {"torch": "2.13.0"},
@@ -44,7 +46,7 @@ def passed(profile: Profile, *reasons: str) -> Profile:
         measures={"first_token_kl_median": Measure(0.001, 0.0005, 0.002, 24)},
         thresholds={"first_token_kl_median": 0.005},
         data=(DataSource("pairs.jsonl", "cd" * 32, 24, 8),),
-        policy_sha256=policy_sha256(profile.policy),
+        setup_sha256=setup_sha256(profile.setup),
         fingerprint=profile.fingerprint,
         created="2031-01-21T18:00:00Z",
         command="patchkv validate smollm2",

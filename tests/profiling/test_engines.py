@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkv_agents.baselines import method, policy_named
+from patchkv_agents.baselines import method, setup_named
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ProfileError
 from patchkv_agents.recovery import RecoveryPolicy
@@ -32,6 +32,7 @@ def test_a_profile_that_has_passed_is_used(plain, tmp_path: Path, caplog):
     for given in (profile, file, str(file)):
         engine = engine_with(plain, given)
         assert engine.profile == profile and engine.policy == POLICY
+        assert engine.storage == profile.storage
     assert plain.profile is None and plain.policy.is_exact
     assert not caplog.records
 
@@ -74,5 +75,5 @@ def test_a_profile_is_read_before_weights(tmp_path: Path):
 
 def test_methods_are_made_from_the_profile():
     profile = profile_of()
-    assert method("patchkv", profile) == policy_named("default", profile) == POLICY
-    assert policy_named("exact", profile).is_exact
+    assert method("patchkv", profile) == setup_named("default", profile) == profile.setup
+    assert setup_named("exact", profile).policy.is_exact

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from patchkv_agents.baselines import DIRECT_REUSE
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, parse_messages
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.profiling.gate import Thresholds, calibration_marks, unseen, validate
 from patchkv_agents.profiling.pairs import ContextPair, pair_set
-from patchkv_agents.profiling.trials import Trial, Trials, policy_key
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.profiling.trials import Trial, Trials, setup_key
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from tests.engine.models import tiny_engine
 
 from .profiles import profile_of
@@ -64,10 +65,11 @@ def ran_once():
     found: dict[tuple[str, str], Trial] = {}
     run = Trials.run
 
-    def cached(self, policies, **others):
-        keys = [(pair.digest, policy_key(policies[0])) for pair in self._pairs]
+    def cached(self, policies, *, storage, **others):
+        key = setup_key(RecoverySetup(policies[0], storage))
+        keys = [(pair.digest, key) for pair in self._pairs]
         if not found.keys() >= {*keys}:
-            found.update(zip(keys, run(self, policies, **others), strict=True))
+            found.update(zip(keys, run(self, policies, storage=storage, **others), strict=True))
         return [found[key] for key in keys]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +95,7 @@ def test_a_policy_near_the_full_prefill_passes_and_the_profile_with_it(engine, t
 
 def test_the_figures_are_those_of_the_trials(engine):
     validation, _ = validate(engine, of(engine, NOTHING), PAIRS)
-    trials = Trials(engine, PAIRS.pairs, answer_tokens=24).run([NOTHING])
+    trials = Trials(engine, PAIRS.pairs, answer_tokens=24).run([NOTHING], storage=PrecisionPolicy())
     kls = [trial.first_token_kl for trial in trials]
     found = validation.measures
     assert found["first_token_kl_median"].value == pytest.approx(np.median(kls), rel=1e-3)

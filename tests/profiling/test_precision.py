@@ -135,10 +135,10 @@ def test_what_is_chosen_does_in_a_checkpoint_what_it_did_here(engine):
 
     pairs = pairs_of(2)
     chosen, record = fit_precision(engine, pairs, prompts=2)
-    policy = replace(RecoveryPolicy.default(), precision=chosen)
+    policy = RecoveryPolicy.default()
     ratios = []
     for pair in pairs:
-        thread: Thread = engine.thread(f"fit/{pair.id}", new=True)
+        thread: Thread = engine.thread(f"fit/{pair.id}", new=True, storage=chosen)
         thread.generate(pair.old.messages, policy=policy, max_new_tokens=1)
         thread.suspend("now")
         engine.flush()

@@ -74,7 +74,7 @@ def test_a_pass_is_of_one_policy_on_one_model(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "schema 3"),
         ({"schema": "-"}, "lacks 'schema'"),
         ({"model": 7}, "'model'"),
         ({"fit": "-"}, "lacks 'fit'"),

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
+from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, parse_messages
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
 from patchkv_agents.profiling.pairs import ContextPair
-from patchkv_agents.profiling.trials import Trials, policy_key
-from patchkv_agents.recovery import RecoveryPolicy, Selection
+from patchkv_agents.profiling.trials import Trials, setup_key
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Selection
 from tests.engine.models import tiny_engine
 
 POLICY = RecoveryPolicy("short", window_tokens=32, attention_fraction=0.0, tail_tokens=32)
@@ -43,7 +44,9 @@ def engine(smollm2_tokenizer) -> Engine:
 def test_a_trial_says_what_the_comparison_of_methods_says(engine):
     one = replace(pair("one"), answers=("snow",), stale_answers=("rain",))
     trial = Trials(engine, [one], answer_tokens=16).run([POLICY])[0]
-    result = compare_methods(engine, one.old, one.new, [POLICY], max_new_tokens=16).methods["short"]
+    result = compare_methods(
+        engine, one.old, one.new, [RecoverySetup(POLICY)], max_new_tokens=16
+    ).methods["short"]
     assert trial.first_token_kl == pytest.approx(result.first_token_kl, rel=1e-3) and (
         trial.first_token_kl > 0
     )
@@ -129,8 +132,11 @@ def test_logits_that_are_no_numbers_are_an_error(smollm2_tokenizer):
 
 
 def test_names_do_not_count_in_a_policys_key():
-    assert policy_key(POLICY) == policy_key(replace(POLICY, name="x"))
-    assert policy_key(POLICY) != policy_key(replace(POLICY, tail_tokens=33))
+    setup = RecoverySetup(POLICY)
+    others = replace(POLICY, name="x"), replace(POLICY, tail_tokens=33)
+    assert setup_key(setup) == setup_key(replace(setup, policy=others[0]))
+    assert setup_key(setup) != setup_key(replace(setup, policy=others[1]))
+    assert setup_key(setup) != setup_key(replace(setup, storage=PrecisionPolicy()))
 
 
 def test_selections_that_need_a_map_of_blocks_find_one(engine):

@@ -9,7 +9,7 @@ import pytest
 
 from patchkv_agents.baselines import method
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, WindowModel
 from patchkv_agents.recovery.cost_presets import DEVICES, MODELS
 from patchkv_agents.recovery.costs import (
     DeviceCost,
@@ -116,13 +116,13 @@ def test_few_rows_are_bound_by_reading_the_weights():
 
 @pytest.mark.parametrize("name", ["prefix_cache", "direct_reuse", "cacheblend", "patchkv"])
 def test_rows_of_the_methods(name):
-    rows = MethodCost.of_policy(method(name), CONTEXT, SMALL).rows
+    rows = MethodCost.of_setup(method(name), CONTEXT, SMALL).rows
     if name == "prefix_cache":
         assert rows == 800
     elif name == "direct_reuse":
         assert rows == 101
     elif name == "cacheblend":  # one of two layers in full, then a share
-        share, tail = method(name).blend.ratio, method(name).tail_tokens
+        share, tail = method(name).policy.blend.ratio, method(name).policy.tail_tokens
         assert rows == pytest.approx(100 + 0.5 * 700 + 0.5 * (share * 700 + tail), abs=1)
     else:  # of 700 tokens behind the edit, a tenth may be computed again
         assert rows == 100 + 70
@@ -134,7 +134,7 @@ def test_rows_of_a_predicted_window_and_under_a_limit():
     policy = RecoveryPolicy("test", 0, 0.0, tail_tokens=1, block_size=1, window_model=half)
 
     def rows(**changes):
-        return MethodCost.of_policy(replace(policy, **changes), CONTEXT, SMALL).rows
+        return MethodCost.of_setup(RecoverySetup(replace(policy, **changes)), CONTEXT, SMALL).rows
 
     assert rows() == 100 + 50 + 1
     assert rows(window_tokens=60) == 100 + 60 + 1
@@ -145,7 +145,7 @@ def test_rows_of_a_predicted_window_and_under_a_limit():
 def test_rows_never_exceed_the_suffix():
     short = EditedContext(tokens=310, prefix=200, new=100)
     for name in ("cacheblend", "patchkv", "prefix_cache"):
-        cost = MethodCost.of_policy(method(name), short, SMALL)
+        cost = MethodCost.of_setup(method(name), short, SMALL)
         assert cost.rows <= 110
         assert cost.restored >= 200
 
@@ -153,14 +153,14 @@ def test_rows_never_exceed_the_suffix():
 def test_least_suffix_agrees_with_a_scan():
     """With slow transfers, recovery pays only once what it need not compute is long enough."""
     model, device = MODELS["glm-4-9b"], DEVICES["a800"]
-    policy = RecoveryPolicy.default()
+    setup = method("patchkv")
     context = EditedContext(tokens=10_000, prefix=2_000, new=256)
     for factor in (1.5, 2.0):
-        least = least_suffix(model, device, context, policy, factor=factor)
+        least = least_suffix(model, device, context, setup, factor=factor)
         found = [
             suffix
             for suffix in range(1, 4000)
-            if speedup(model, device, EditedContext(2_256 + suffix, 2_000, 256), policy) >= factor
+            if speedup(model, device, EditedContext(2_256 + suffix, 2_000, 256), setup) >= factor
         ]
         assert least == found[0]
 
@@ -168,11 +168,11 @@ def test_least_suffix_agrees_with_a_scan():
 def test_largest_edit_is_the_last_that_pays():
     model, device = MODELS["qwen3-32b"], DEVICES["a800"]
     context = EditedContext(tokens=10_000, prefix=2_000, new=256)
-    policy = RecoveryPolicy.default()
-    largest = largest_edit(model, device, context, policy, factor=2.0)
+    setup = method("patchkv")
+    largest = largest_edit(model, device, context, setup, factor=2.0)
 
     def faster(new):
-        return speedup(model, device, EditedContext(9_744 + new, 2_000, new), policy)
+        return speedup(model, device, EditedContext(9_744 + new, 2_000, new), setup)
 
     assert largest is not None
     assert faster(largest) >= 2.0 > faster(largest + 1)
@@ -182,8 +182,8 @@ def test_where_recovery_does_not_pay():
     crawling = replace(DEVICES["h200"], transfer_bytes_per_s=1e6)  # a store far away
     model = MODELS["glm-4-9b"]
     context = EditedContext(tokens=10_000, prefix=2_000, new=256)
-    assert least_suffix(model, crawling, context, RecoveryPolicy.default(), factor=2.0) is None
-    assert largest_edit(model, crawling, context, RecoveryPolicy.default(), factor=2.0) is None
+    assert least_suffix(model, crawling, context, method("patchkv"), factor=2.0) is None
+    assert largest_edit(model, crawling, context, method("patchkv"), factor=2.0) is None
     payload = int(8_000 * model.kv_bytes * 0.4)
     arguments = {"rows": 8_000, "payload_bytes": payload, "keys_seen": 6_000}
     assert not restoring_pays(model, crawling, **arguments)

@@ -33,7 +33,7 @@ from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from patchkv_evals.benchmarks.contexts import EditedContext, demo_context, spliced_context
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
 from patchkv_evals.benchmarks.timing import Point, Report, Steps, interleaved, silent, timing
@@ -107,10 +107,10 @@ class ResumeConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Case:
-    """One context, and what runs on it: (value, name, policy)."""
+    """One context, and what runs on it: (value, name, method)."""
 
     context: EditedContext
-    runs: tuple[tuple[Any, str, RecoveryPolicy], ...]
+    runs: tuple[tuple[Any, str, RecoverySetup], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,17 +156,17 @@ def _cases(engine: Engine, config: ResumeConfig) -> list[_Case]:
     cases = []
     for value in config.values:
         own = replace(config, **{_OF_THE_CONTEXT[config.sweep]: value})
-        runs = tuple((value, name, policy) for _, name, policy in fixed)
+        runs = tuple((value, name, setup) for _, name, setup in fixed)
         cases.append(_Case(_context(engine, own), (*runs, (value, "patchkv", ours))))
     return cases
 
 
-def _varied(policy: RecoveryPolicy, config: ResumeConfig, value: Any) -> RecoveryPolicy:
+def _varied(setup: RecoverySetup, config: ResumeConfig, value: Any) -> RecoverySetup:
     if config.sweep == "precision":
         return method(PRECISIONS[value])
     name = "attention_fraction" if config.sweep == "attention" else "block_size"
     # Without the limit on what is recomputed, which would take from windows what these add.
-    return replace(policy, most_repaired=None, **{name: value})
+    return replace(setup, policy=replace(setup.policy, most_repaired=None, **{name: value}))
 
 
 def _context(engine: Engine, config: ResumeConfig) -> EditedContext:
@@ -183,10 +183,10 @@ def _context(engine: Engine, config: ResumeConfig) -> EditedContext:
 def _measure(engine: Engine, config: ResumeConfig, case: _Case, *, warm_up: bool) -> list[Point]:
     context = case.context
     reference = KVSequence(engine.adapter, engine.rope).resume(context.new, RecoveryPolicy.exact())
-    states = _stored_states(engine, context.old, [policy for _, _, policy in case.runs])
+    states = _stored_states(engine, context.old, [setup.storage for _, _, setup in case.runs])
     actions = {
-        (name, value): partial(_resumed, states[policy.precision], context.new, policy)
-        for value, name, policy in case.runs
+        (name, value): partial(_resumed, states[setup.storage], context.new, setup.policy)
+        for value, name, setup in case.runs
     }
     results = interleaved(actions, config.rounds, warm_up=warm_up)
     prefix_cache_ms = next(
@@ -214,20 +214,20 @@ def _measure(engine: Engine, config: ResumeConfig, case: _Case, *, warm_up: bool
 
 
 def _stored_states(
-    engine: Engine, old: IntArray, policies: Sequence[RecoveryPolicy]
-) -> dict[PrecisionPolicy | None, KVSequence]:
-    """The old context, prefilled once and stored at each policy's precision."""
+    engine: Engine, old: IntArray, storages: Sequence[PrecisionPolicy]
+) -> dict[PrecisionPolicy, KVSequence]:
+    """The old context, prefilled once and stored at each precision."""
     exact = KVSequence(engine.adapter, engine.rope)
     exact.resume(old, RecoveryPolicy.exact(), version="old")
     exact.suspend("now")
-    states: dict[PrecisionPolicy | None, KVSequence] = {None: exact}
-    for policy in policies:
-        if policy.precision not in states:
-            stored = exact.fork()
-            keeping = replace(RecoveryPolicy.exact(), name="stored", precision=policy.precision)
-            stored.resume(old, keeping, version="old")
+    states = {PrecisionPolicy.lossless(): exact}
+    for storage in storages:
+        if storage not in states:
+            stored = exact.fork(storage=storage)
+            # Computes the last token alone. What an exact policy recovers is not packed.
+            stored.resume(old, method("direct_reuse").policy, version="old")
             stored.suspend("now")
-            states[policy.precision] = stored
+            states[storage] = stored
     return states
 
 

@@ -12,7 +12,7 @@ from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import Conversation
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.engine.scoring import answer_log_probs
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from patchkv_evals.episodes import Episode, EpisodeVersion
 from patchkv_evals.metrics import answer_margin, answer_margin_recovery, scorer, stale_answer
 from patchkv_evals.running.measures import cost, quality, report_fields
@@ -84,7 +84,7 @@ class MethodRuns:
 
     Args:
         engine: runs everything.
-        policies: the methods by name.
+        methods: by name.
         rounds: how often each resumes, interleaved.
         max_new_tokens: of each answer; at least `CONTINUATION_TOKENS` are generated.
     """
@@ -92,16 +92,16 @@ class MethodRuns:
     def __init__(
         self,
         engine: Engine,
-        policies: Mapping[str, RecoveryPolicy],
+        methods: Mapping[str, RecoverySetup],
         *,
         rounds: int,
         max_new_tokens: int,
     ) -> None:
         self._engine = engine
-        self._policies = {FULL_PREFILL: RecoveryPolicy.exact(), **policies}
+        self._methods = {FULL_PREFILL: RecoverySetup(RecoveryPolicy.exact()), **methods}
         self._rounds = rounds
         self._answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-        maps = any(policy.selection.needs_map for policy in policies.values())
+        maps = any(setup.policy.selection.needs_map for setup in methods.values())
         self._states = SharedStates(engine, answer_tokens=self._answer_tokens, maps=maps)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class MethodRuns:
         The full prefill needs none: it comes behind that of the old context.
         """
         step = steps_of(episode)[0]
-        for name in [name for name in self._policies if name != FULL_PREFILL]:
+        for name in [name for name in self._methods if name != FULL_PREFILL]:
             attempt = self._stored(name, step)
             if attempt.error is None:  # an error comes again when it counts
                 with attempt.noting_errors():
@@ -164,8 +164,7 @@ class MethodRuns:
         attempt = _Attempt()
         if name != FULL_PREFILL:
             with attempt.noting_errors():
-                precision = self._policies[name].precision
-                state = self._states.stored(step.old.context, precision)
+                state = self._states.stored(step.old.context, self._methods[name].storage)
                 attempt.origin, attempt.store_ms = state.thread, state.store_ms
         return attempt
 
@@ -204,7 +203,7 @@ class MethodRuns:
         thread, reply = self._states.resume(
             attempt.origin,
             step.new.context,
-            self._policies[name],
+            self._methods[name].policy,
             max_new_tokens=self._answer_tokens,
         )
         attempt.replies.append(reply)
@@ -214,7 +213,7 @@ class MethodRuns:
     def _resume(self, name: str, origin: Thread | None, step: Step) -> Reply:
         """Resume for the sake of its time."""
         thread, reply = self._states.resume(
-            origin, step.new.context, self._policies[name], max_new_tokens=1
+            origin, step.new.context, self._methods[name].policy, max_new_tokens=1
         )
         self._states.release(thread)
         return reply

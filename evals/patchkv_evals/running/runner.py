@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoverySetup
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import (
     Episode,
@@ -41,7 +41,7 @@ class Outcome:
 def run(
     engine: Engine,
     rows: Sequence[QARow],
-    policies: Sequence[RecoveryPolicy],
+    methods: Sequence[RecoverySetup],
     spec: RunSpec,
     folder: str | Path,
     *,
@@ -57,7 +57,7 @@ def run(
     Args:
         engine: runs everything.
         rows: in the order of the data set (see `RunSpec.rows`); they lend each other passages.
-        policies: the methods; results carry their names.
+        methods: results carry their names.
         spec: what is measured.
         folder: of the results; see `patchkv_evals.running.results`.
         calibrated_on: whether the profile of the methods was fitted to an episode (see
@@ -71,14 +71,14 @@ def run(
             is writing to it.
         InputError: two methods have the same name, or one that of the full prefill.
     """
-    methods = {policy.name: policy for policy in policies}
-    if len(methods) < len(policies) or FULL_PREFILL in methods:
+    named = {setup.name: setup for setup in methods}
+    if len(named) < len(methods) or FULL_PREFILL in named:
         raise InputError(f"give each method once, and a name other than {FULL_PREFILL}")
-    config = spec.config(engine, tuple(methods))
+    config = spec.config(engine, tuple(named))
     with sole_writer(folder):
         results = ResultsFolder(folder, config)
         runner = _Runner(
-            engine, rows, methods, spec, results, calibrated_on, budget_minutes, progress
+            engine, rows, named, spec, results, calibrated_on, budget_minutes, progress
         )
         try:
             runner.run()
@@ -94,7 +94,7 @@ class _Runner:
         self,
         engine: Engine,
         rows: Sequence[QARow],
-        methods: dict[str, RecoveryPolicy],
+        methods: dict[str, RecoverySetup],
         spec: RunSpec,
         results: ResultsFolder,
         calibrated_on: Callable[[Episode], bool] | None,
