@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from patchkv_agents.context import ContextHistory, ContextVersion, parse_tools
+from patchkv_agents.context.lineage.checkpoints import Search
 from patchkv_langchain.conversations import Relation, named_relation
 from patchkv_langchain.graph_steps import GraphStep, StepVersions
 from patchkv_langchain.records import declared_edits
-from patchkv_langgraph.checkpoints import Search
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage

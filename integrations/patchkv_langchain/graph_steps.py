@@ -7,8 +7,6 @@ are tasks of one step. The messages alone do not always tell; the graph's checkp
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from patchkv_agents.errors import ContextError
-from patchkv_langgraph.checkpoints import MAX_HOPS, Address, Link, Search, asking, astored_link
+from patchkv_agents.context.lineage.checkpoints import CheckpointVersions, Link, Search
+from patchkv_agents.context.lineage.parents import nearest_version
+from patchkv_langgraph.checkpoints import asking, astored_link
 from patchkv_langgraph.tasks import Channels, channels_of
 
 if TYPE_CHECKING:
@@ -130,9 +129,7 @@ class StepVersions:
     """The versions of one conversation by the step that made them."""
 
     def __init__(self) -> None:
-        # By checkpoint and task, the ids of the versions.
-        self._versions: OrderedDict[str, dict[str, list[str]]] = OrderedDict()
-        self._checkpoints: list[str] = []  # the same, sorted: ids follow the time
+        self._versions = CheckpointVersions(MAX_STEPS)
         self._last: GraphStep | None = None
         self._was_read = False
 
@@ -140,10 +137,7 @@ class StepVersions:
         """A version was made, or answered again."""
         self._last = step
         for level in step.levels:
-            self._add(level.checkpoint, level.task, version)
-        while len(self._versions) > MAX_STEPS:
-            checkpoint, _ = self._versions.popitem(last=False)
-            self._checkpoints.remove(checkpoint)
+            self._versions.add_result(level.checkpoint, version, level.task)
 
     def parent(
         self, history: ContextHistory, step: GraphStep, messages: Sequence[Message]
@@ -157,22 +151,30 @@ class StepVersions:
         if head is None:
             return None
         self._read(history)
-        tasks = self._versions.get(step.checkpoint, {})
+        tasks = self._versions.results(step.checkpoint)
         task = step.levels[-1].task
         if task in tasks:  # further calls of one task follow each other
-            return _nearest(history, tasks[task], messages)
+            return nearest_version(history, tasks[task], messages)
         if not tasks and messages[: len(head.messages)] == head.messages:
             return head
         if (before := self._step_before(step)) is not None:
-            return _nearest(history, before, messages)
+            return nearest_version(history, before, messages)
         for level in reversed(step.levels):
-            own = self._versions.get(level.checkpoint, {}).get(level.task)
+            own = self._versions.results(level.checkpoint).get(level.task)
             if own and level is not step.levels[-1]:
-                return _nearest(history, own, messages)
-            versions = yield from self._ancestors(step, level)
-            if versions:
-                return _nearest(history, versions, messages)
-            if versions is None:
+                return nearest_version(history, own, messages)
+            if step.saver is None:
+                break
+            hint = yield from self._versions.hint(
+                step.thread,
+                level.namespace,
+                level.checkpoint,
+                start=None if level.namespace else step.start,
+                unsaved="step",
+            )
+            if hint.versions:
+                return nearest_version(history, hint.versions, messages)
+            if not hint.is_first:
                 break
         else:
             if not step.is_nested:
@@ -191,48 +193,7 @@ class StepVersions:
         level = last.levels[-1]
         if level.checkpoint >= step.checkpoint:
             return None
-        return self._versions.get(level.checkpoint, {}).get(level.task)
-
-    def _ancestors(self, step: GraphStep, level: GraphLevel) -> Search[list[str] | None]:
-        """The versions at the nearest checkpoint before one of a graph that has any.
-
-        Returns:
-            None if that cannot be known; none at all if there is no earlier checkpoint.
-        """
-        thread, namespace, below = step.thread, level.namespace, level.checkpoint
-        if step.saver is None:
-            return None
-        link = yield Address(thread, namespace, below)
-        if link is None:  # not saved yet, or only at the end of the run
-            start = None if namespace else step.start
-            link = yield Address(thread, namespace, start)
-            if link is None:
-                return None if start else []
-            if link.checkpoint > below:
-                return None
-            if versions := self._newest(link.checkpoint):
-                return versions
-            below = link.checkpoint
-        for _ in range(MAX_HOPS):
-            if link is None:
-                return None
-            # Runs that save only at their end leave no checkpoints of their steps.
-            between = below if link.source == "loop" else None
-            if versions := self._newest(link.parent or "", between):
-                return versions
-            if link.parent is None:
-                return []
-            below = link.parent
-            link = yield Address(thread, namespace, below)
-        return None
-
-    def _newest(self, checkpoint: str, below: str | None = None) -> list[str]:
-        """The newest version of each task at a checkpoint, or between it and a later one."""
-        if checkpoint not in self._versions and below is not None:
-            place = bisect_left(self._checkpoints, below) - 1
-            if place >= 0 and self._checkpoints[place] > checkpoint:
-                checkpoint = self._checkpoints[place]
-        return [versions[-1] for versions in self._versions.get(checkpoint, {}).values()]
+        return self._versions.results(level.checkpoint).get(level.task)
 
     def _read(self, history: ContextHistory) -> None:
         """Learn of what an earlier process has made."""
@@ -242,15 +203,7 @@ class StepVersions:
         for version_id in history.version_ids()[-MAX_STEPS:]:
             checkpoint = history.get(version_id).checkpoint_id
             if checkpoint is not None:
-                self._add(checkpoint, "", version_id)
-
-    def _add(self, checkpoint: str, task: str, version: str) -> None:
-        if checkpoint not in self._versions:
-            self._versions[checkpoint] = {}
-            insort(self._checkpoints, checkpoint)
-        versions = self._versions[checkpoint].setdefault(task, [])
-        if version not in versions:
-            versions.append(version)
+                self._versions.add_result(checkpoint, version_id)
 
 
 _event_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
@@ -290,17 +243,3 @@ def parent_of(
         except Exception:  # the loop was stopped, or the saver failed: nothing tells
             answer.cancel()
             link = None
-
-
-def _nearest(
-    history: ContextHistory, ids: Sequence[str], messages: Sequence[Message]
-) -> ContextVersion:
-    """The version that differs from the messages in the fewest of them; the last of several."""
-    new = set(messages)
-    versions = []
-    for version_id in ids:
-        try:
-            versions.append(history.get(version_id))
-        except ContextError:
-            continue
-    return min(reversed(versions), key=lambda version: len(new ^ set(version.messages)))

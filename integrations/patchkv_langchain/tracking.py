@@ -13,12 +13,13 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from patchkv_agents.context import ContextVersion, Message, ThreadKey, from_langchain
+from patchkv_agents.context.lineage.checkpoints import Search
 from patchkv_agents.errors import ContextError
 from patchkv_langchain.agent_threads import AgentThreads, agent_key, run_config
 from patchkv_langchain.events import dispatch_reply
 from patchkv_langchain.graph_steps import GraphStep
 from patchkv_langchain.notes import ModelCall, current_call, serving
-from patchkv_langgraph.checkpoints import Search, aasking, asking
+from patchkv_langgraph.checkpoints import aasking, asking
 from patchkv_langgraph.notices import warn
 from patchkv_langgraph.recordable import recordable, without_repeated_ids
 

@@ -1,48 +1,19 @@
-"""Links between a graph's checkpoints, and the search for the versions that they lead to."""
+"""Links between a graph's checkpoints, as its checkpointer has them, for searches of lineage."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Generator
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from patchkv_agents.context.lineage.checkpoints import Address, Link, Search
+
 MAX_LINKS = 10_000
 """Checkpoints whose links a tracked saver keeps in memory."""
-MAX_HOPS = 1_000
-"""Checkpoints that one search follows at most."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A checkpoint, its parent, and what made it: `input`, `loop`, `update` or `fork`."""
-
-    checkpoint: str
-    parent: str | None
-    source: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A checkpoint of a thread and namespace; the newest one if `checkpoint` is None."""
-
-    thread: str
-    namespace: str
-    checkpoint: str | None = None
-
-
-Search = Generator[Address, "Link | None", T]
-"""Asks for links of checkpoints, one after the other, and returns what it found.
-
-Whoever runs it asks the saver, with `asking` or `aasking`. So a search holds no lock while a saver
-is asked, and is the same for synchronous and asynchronous savers.
-"""
 
 
 class LinkCache:

@@ -18,8 +18,9 @@ from patchkv_agents.context import (
     SQLiteHistoryStore,
     ThreadKey,
 )
+from patchkv_agents.context.lineage.checkpoints import Search
 from patchkv_agents.errors import ContextError, InputError
-from patchkv_langgraph.checkpoints import Search, aasking, asking
+from patchkv_langgraph.checkpoints import aasking, asking
 from patchkv_langgraph.parts import ContextPart
 from patchkv_langgraph.recorder import Recorder
 from patchkv_langgraph.saver import TrackedSaver

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
@@ -20,8 +19,9 @@ from patchkv_agents.context import (
     ThreadKey,
     to_langchain,
 )
-from patchkv_agents.context.lineage import Hint, VersionIndex, certain_parent, find_parent
-from patchkv_langgraph.checkpoints import MAX_HOPS, Address, Search
+from patchkv_agents.context.lineage.checkpoints import INPUT, UPDATE, CheckpointVersions, Search
+from patchkv_agents.context.lineage.index import VersionIndex
+from patchkv_agents.context.lineage.parents import Hint, certain_parent, find_parent
 from patchkv_langgraph.merging import merged, overwriting
 from patchkv_langgraph.parts import ContextPart, Snapshot
 from patchkv_langgraph.snapshots import Snapshots
@@ -30,9 +30,8 @@ from patchkv_langgraph.tasks import Channels, NodeTask, Reducer
 MAX_STEPS = 16
 """Steps whose updates are kept. A run has one at a time, and several runs may share a thread."""
 
-# Authors of what happens outside of nodes.
-_UPDATE, _INPUT = "update_state", "input"
-_OUTSIDE = (None, _UPDATE, _INPUT)
+_OUTSIDE = (None, UPDATE, INPUT)
+"""Authors of versions that no node made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +108,7 @@ class Recorder:
         self._lock = RLock()
         self._index: VersionIndex | None = None
         self._steps: OrderedDict[str, _Step] = OrderedDict()
-        self._starts: dict[str, str] = {}  # the version of the state at a checkpoint
-        self._results: dict[str, list[str]] = {}  # versions made by the nodes that start from one
-        self._checkpoints: list[str] = []  # those of `_results`, sorted
+        self._versions = CheckpointVersions()
 
     def take(self, part: ContextPart, value: Any) -> Snapshot:
         """What a part of the context is now."""
@@ -145,7 +142,7 @@ class Recorder:
                 )
                 edits = version.edits
             step.version = version
-            self._add_result(task.checkpoint, version.id)
+            self._versions.add_result(task.checkpoint, version.id)
         step.now, step.updates, step.channels = now, done, task.channels
         return Recorded(step.version, edits, (*change.before.problems, *now.problems))
 
@@ -168,7 +165,7 @@ class Recorder:
         """Whether no saver need be asked for the version that a step starts from."""
         if not len(index) or self._previous(task) is not None:
             return True
-        start = self._starts.get(task.checkpoint)
+        start = self._versions.start(task.checkpoint)
         if start is not None and index.holds(start, values):
             return True
         if task.saver is None:
@@ -201,7 +198,8 @@ class Recorder:
         task = change.task
         version = self._placed(index, task, change.before.values, hint)
         now, value = change.before, change.value
-        done = [index.history.get(each) for each in self._results.get(task.checkpoint, ())]
+        made = self._versions.results(task.checkpoint).get("", ())
+        done = [index.history.get(each) for each in made]
         if done and task.checkpoint not in self._steps:
             # Another process has begun this step. Nodes that were through are not run again.
             if change.author not in {each.author for each in done}:
@@ -217,7 +215,7 @@ class Recorder:
     def _placed(
         self, index: VersionIndex, task: NodeTask, values: tuple[Message, ...], hint: Hint | None
     ) -> ContextVersion:
-        start = self._starts.get(task.checkpoint)
+        start = self._versions.start(task.checkpoint)
         if start is not None and index.holds(start, values):
             return index.history.get(start)
         previous = self._previous(task)
@@ -227,7 +225,7 @@ class Recorder:
         else:
             author = None if previous or hint is None else hint.author
             version = self._commit(index, values, parent, task, author)
-        self._starts[task.checkpoint] = version.id
+        self._versions.set_start(task.checkpoint, version.id)
         return version
 
     def _commit(
@@ -254,52 +252,7 @@ class Recorder:
 
     def _hint(self, task: NodeTask) -> Search[Hint]:
         """What the graph's checkpoints tell of where the state at a step comes from."""
-        thread, namespace = task.thread, task.namespace
-        sources: set[str | None] = set()
-        at = task.checkpoint
-        link = yield Address(thread, namespace, at)
-        if link is None:  # not saved yet, or only at the end of the run
-            sources.add(_INPUT)
-            if task.start is None:
-                link = yield Address(thread, namespace)
-                if link is None or link.checkpoint > at:
-                    return Hint(is_first=link is None)
-                at = link.checkpoint
-            else:
-                at = task.start
-                link = yield Address(thread, namespace, at)
-        below, by_nodes = at, False
-        for _ in range(MAX_HOPS):
-            with self._lock:
-                versions = self._versions_at(at, below, by_nodes)
-            if versions:
-                return Hint(versions, author=_author(sources))
-            if link is None:
-                return Hint()
-            sources.add(link.source)
-            by_nodes = link.source == "loop"
-            if link.parent is None:
-                with self._lock:
-                    versions = self._versions_at("", at, by_nodes)
-                return Hint(versions, not versions, _author(sources))
-            below, at = at, link.parent
-            link = yield Address(thread, namespace, at)
-        return Hint()
-
-    def _versions_at(self, checkpoint: str, below: str, by_nodes: bool) -> tuple[str, ...]:
-        """The versions of the state at a checkpoint, or of what the nodes there made of it.
-
-        Runs that save only at their end leave no checkpoints of their steps: what their nodes made
-        lies between two saved ones.
-        """
-        if by_nodes:
-            if checkpoint in self._results:
-                return tuple(self._results[checkpoint])
-            place = bisect_left(self._checkpoints, below) - 1
-            if place >= 0 and (between := self._checkpoints[place]) > checkpoint:
-                return tuple(self._results[between])
-        start = self._starts.get(checkpoint)
-        return () if start is None else (start,)
+        return self._versions.hint(task.thread, task.namespace, task.checkpoint, start=task.start)
 
     def _refreshed(self) -> VersionIndex:
         """The index, with the versions that others have committed."""
@@ -307,7 +260,7 @@ class Recorder:
             added = self._index.refresh()
         if self._index is None or added is None:  # at first, or after another deleted the thread
             self._steps.clear()
-            self._starts, self._results, self._checkpoints = {}, {}, []
+            self._versions = CheckpointVersions()
             history = ContextHistory(
                 self._store, thread=self._key.thread, namespace=self._key.namespace
             )
@@ -318,26 +271,12 @@ class Recorder:
             if checkpoint is None:
                 continue
             if version.author in _OUTSIDE or not version.parents:
-                self._starts[checkpoint] = version.id
+                self._versions.set_start(checkpoint, version.id)
             else:
-                self._add_result(checkpoint, version.id)
-                self._starts.setdefault(checkpoint, version.parents[0])
+                self._versions.add_result(checkpoint, version.id)
+                if self._versions.start(checkpoint) is None:
+                    self._versions.set_start(checkpoint, version.parents[0])
         return self._index
-
-    def _add_result(self, checkpoint: str, version_id: str) -> None:
-        if checkpoint not in self._results:
-            self._results[checkpoint] = []
-            insort(self._checkpoints, checkpoint)
-        if version_id not in self._results[checkpoint]:
-            self._results[checkpoint].append(version_id)
-
-
-def _author(sources: Collection[str | None]) -> str | None:
-    """Who made the checkpoints on the way, as far as it was not the graph's nodes."""
-    for source, author in (("update", _UPDATE), ("input", _INPUT)):
-        if source in sources:
-            return author
-    return None
 
 
 def _without_passing_ids(now: Snapshot, value: Any, updates: list[Any]) -> Snapshot:

@@ -17,7 +17,8 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 
-from patchkv_langgraph.checkpoints import Link, LinkCache, link_of
+from patchkv_agents.context.lineage.checkpoints import Link
+from patchkv_langgraph.checkpoints import LinkCache, link_of
 from patchkv_langgraph.notices import warn
 
 

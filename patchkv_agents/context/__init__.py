@@ -14,6 +14,7 @@ from patchkv_agents.context.conversion import (
 )
 from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.lineage.forms import MessageForm
 from patchkv_agents.context.messages import Conversation, Message, ToolCall
 from patchkv_agents.context.parsing import (
     load_conversation,
@@ -29,7 +30,6 @@ from patchkv_agents.context.stores import (
     SQLiteHistoryStore,
 )
 from patchkv_agents.context.versioning.history import ContextHistory
-from patchkv_agents.context.versioning.lineage import MessageForm
 from patchkv_agents.context.versions import ContextVersion, Forgotten, ThreadKey
 
 __all__ = [

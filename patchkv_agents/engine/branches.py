@@ -12,60 +12,11 @@ from collections.abc import Set
 
 import numpy as np
 
-from patchkv_agents.context import ContextHistory, ContextVersion
-from patchkv_agents.errors import ContextError
 from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan
 
 MAX_VERSIONS = 64
 """Versions whose rows are attributed; all rows of an older one count as computed by itself."""
-
-
-class Ancestors:
-    """Ids of the versions that one came from, itself included.
-
-    Remembers the last answer, so that the next version of a branch costs one step.
-    """
-
-    def __init__(self) -> None:
-        self._version = ""
-        self._ids: set[str] = set()
-        self._roots: set[str] = set()
-
-    def copy(self) -> Ancestors:
-        """A copy for a fork, with the same cuts."""
-        other = Ancestors()
-        other._roots = set(self._roots)
-        return other
-
-    def cut(self, version: str) -> None:
-        """Make a version a root, whatever parents the history gives it."""
-        self._roots.add(version)
-
-    def of(self, history: ContextHistory, version: ContextVersion) -> Set[str]:
-        """Ids of the version and of all its ancestors. Valid until the next call."""
-        if version.id != self._version:
-            if version.parents != (self._version,) or version.id in self._roots:
-                self._ids = set()
-            pending = [version.id]
-            while pending:
-                current = pending.pop()
-                if current not in self._ids:
-                    self._ids.add(current)
-                    if current in self._roots:
-                        continue
-                    pending += _parents(history, version if current == version.id else current)
-            self._version = version.id
-        return self._ids
-
-
-def _parents(history: ContextHistory, version: ContextVersion | str) -> tuple[str, ...]:
-    if isinstance(version, ContextVersion):
-        return version.parents
-    try:
-        return history.get(version).parents
-    except ContextError:  # deleted by another process
-        return ()
 
 
 class RowVersions:

@@ -21,9 +21,15 @@ from patchkv_agents.context import (
     match_replies,
     message_anchors,
 )
-from patchkv_agents.context.versioning.continuing import Hashes, continued, message_hashes
-from patchkv_agents.engine.branches import Ancestors, RowVersions
-from patchkv_agents.engine.forgetting import ForgettingSearch, ancestry, came_after, is_forgotten
+from patchkv_agents.context.lineage.ancestry import (
+    Ancestors,
+    ForgettingSearch,
+    ancestry,
+    came_after,
+    is_forgotten,
+)
+from patchkv_agents.context.lineage.continuation import Hashes, continued, message_hashes
+from patchkv_agents.engine.branches import RowVersions
 from patchkv_agents.engine.resumed import Resumed
 from patchkv_agents.errors import CheckpointError
 from patchkv_agents.ranges import BoolArray, IntArray

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from patchkv_agents.context import Message, parse_messages
-from patchkv_agents.context.versioning.continuing import continued, message_hashes
+from patchkv_agents.context.lineage.continuation import continued, message_hashes
 
 
 def context(text: str) -> tuple[Message, ...]:

@@ -17,8 +17,8 @@ from patchkv_agents.context import (
     parse_messages,
 )
 from patchkv_agents.context.frozen import IdSource
+from patchkv_agents.context.lineage.forms import predecessors
 from patchkv_agents.context.versioning.drafts import recognized
-from patchkv_agents.context.versioning.lineage import predecessors
 from patchkv_agents.errors import ConflictError, ContextError, HistoryStoreError
 
 from .samples import agent_messages, message_lists

@@ -11,8 +11,9 @@ import torch
 
 from patchkv_agents.context import ContextHistory, MemoryHistoryStore
 from patchkv_agents.context.edits import Edit, EditKind
+from patchkv_agents.context.lineage.ancestry import Ancestors
 from patchkv_agents.engine import Engine
-from patchkv_agents.engine.branches import MAX_VERSIONS, Ancestors, RowVersions
+from patchkv_agents.engine.branches import MAX_VERSIONS, RowVersions
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 

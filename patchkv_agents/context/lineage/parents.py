@@ -34,8 +34,8 @@ def find_parent(
 ) -> ContextVersion | None:
     """The version that a context was made from, or that it is.
 
-    A hint decides. Where it names several versions, the one with the same messages does, else the
-    last. Without a hint, in this order:
+    A hint decides; of several versions that it names, the nearest one is meant. Without a hint, in
+    this order:
 
     1. the newest version of a branch with the same messages, then any such version;
     2. the one newest version of a branch that the context begins with;
@@ -51,8 +51,7 @@ def find_parent(
     """
     get = index.history.get
     if hint is not None and hint.versions:
-        same = [each for each in hint.versions if index.holds(each, messages)]
-        return get((same or hint.versions)[-1])
+        return nearest_version(index.history, hint.versions, messages)
     if hint is not None and hint.is_first:
         roots = [get(each) for each in index.equal(messages)]
         return next((version for version in roots if not version.parents), None)

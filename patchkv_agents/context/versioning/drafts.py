@@ -9,10 +9,10 @@ from typing import Any
 from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
 from patchkv_agents.context.frozen import FrozenJson, check_text
+from patchkv_agents.context.lineage.forms import predecessors
 from patchkv_agents.context.messages import NO_EXTRA, Message
 from patchkv_agents.context.stores.codec import encode_message
 from patchkv_agents.context.versioning.declarations import carried, completed, located, reconcile
-from patchkv_agents.context.versioning.lineage import predecessors
 from patchkv_agents.context.versioning.scrubbing import Scrubber
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
 

@@ -23,8 +23,8 @@ from dataclasses import replace
 from functools import cache
 
 from patchkv_agents.context.edits import Edit, EditKind
+from patchkv_agents.context.lineage.forms import predecessors
 from patchkv_agents.context.messages import Message
-from patchkv_agents.context.versioning.lineage import predecessors
 from patchkv_agents.context.versioning.scrubbing import Scrubber, emptied
 from patchkv_agents.context.versions import ContextVersion, Forgotten, ThreadKey
 

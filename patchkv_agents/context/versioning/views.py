@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from patchkv_agents.context.changes.inference import infer_edits
 from patchkv_agents.context.edits import Edit
-from patchkv_agents.context.versioning.lineage import MessageForm, forms
+from patchkv_agents.context.lineage.forms import MessageForm, forms
 from patchkv_agents.context.versioning.targets import Target, find
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
 from patchkv_agents.errors import ContextError

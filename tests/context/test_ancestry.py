@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkv_agents.context import ContextHistory
-from patchkv_agents.engine.forgetting import ForgettingSearch, came_after
+from patchkv_agents.context.lineage.ancestry import ForgettingSearch, came_after
 
 
 def conversation(*results):
