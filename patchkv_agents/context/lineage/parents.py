@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from patchkv_agents.context.lineage.index import VersionIndex
 from patchkv_agents.context.messages import Message
+from patchkv_agents.context.versioning.views import HistoryView
 from patchkv_agents.context.versions import ContextVersion
+from patchkv_agents.errors import ContextError
 
 # Versions that are compared with a context of which no hint tells.
 _MAX_COMPARED = 32
@@ -62,7 +64,22 @@ def find_parent(
     if equal := index.equal(messages):
         return get(max(heads.intersection(equal) or equal))
     compared = {*heads, *index.newest(_MAX_COMPARED)}
-    versions = sorted((get(each) for each in compared), key=lambda version: version.id)
+    return nearest_version(index.history, sorted(compared), messages)
+
+
+def nearest_version(
+    history: HistoryView, ids: Iterable[str], messages: Sequence[Message]
+) -> ContextVersion | None:
+    """The version from which fewest messages went, came or changed; the last of several.
+
+    Versions that were deleted meanwhile are passed over.
+    """
+    versions = []
+    for each in ids:
+        try:
+            versions.append(history.get(each))
+        except ContextError:
+            continue
     return min(reversed(versions), key=lambda each: _changes(each.messages, messages), default=None)
 
 
