@@ -63,7 +63,6 @@ class MessagesApi:
             body.model,
             self._service.engine.tokenizer,
             stop=body.stop_sequences or (),
-            one_call=request.one_call,
             applied_edits=cleared.applied if body.context_management is not None else None,
         )
         return request, writer

@@ -103,7 +103,6 @@ class ChatWriter(_Writer):
         tokenizer: of the model.
         include_usage: a stream ends with the usage.
         with_logprobs: they were asked for.
-        one_call: all calls but the first are left out.
     """
 
     def __init__(
@@ -113,18 +112,16 @@ class ChatWriter(_Writer):
         *,
         include_usage: bool,
         with_logprobs: bool,
-        one_call: bool,
     ) -> None:
         super().__init__(model, prefix="chatcmpl", include_usage=include_usage)
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
-        self._one_call = one_call
         self._calls = 0
 
     def whole(self, answered: Answered) -> dict[str, Any]:
         """As `AnswerWriter.whole`."""
         answer = answered.answer
-        calls = answer.calls[:1] if self._one_call else answer.calls
+        calls = answer.calls
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.content if answer.content or not calls else None,
@@ -155,7 +152,7 @@ class ChatWriter(_Writer):
         """As `AnswerWriter.piece`."""
         deltas: list[dict[str, Any]] = []
         for part in piece.parts:
-            if part.call is not None and not (self._one_call and self._calls):
+            if part.call is not None:
                 deltas.append({"tool_calls": [{"index": self._calls, **_call(part.call)}]})
                 self._calls += 1
             if part.reasoning:

@@ -24,7 +24,6 @@ class MessagesWriter:
         model: as the client called it.
         tokenizer: of the model.
         stop: its stop sequences.
-        one_call: all calls but the first are left out.
         applied_edits: that the server made; None where none were asked for.
     """
 
@@ -36,16 +35,13 @@ class MessagesWriter:
         tokenizer: Any,
         *,
         stop: Sequence[str],
-        one_call: bool,
         applied_edits: Sequence[dict[str, Any]] | None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._stop = stop
-        self._one_call = one_call
         self._context = None if applied_edits is None else {"applied_edits": [*applied_edits]}
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._calls = 0
         self._blocks = 0
         self._open: str | None = None  # type of the block that is being written
 
@@ -57,8 +53,7 @@ class MessagesWriter:
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.content:
             content.append({"type": "text", "text": answer.content})
-        calls = answer.calls[:1] if self._one_call else answer.calls
-        content += [_tool_use(call, call.parsed_arguments()) for call in calls]
+        content += [_tool_use(call, call.parsed_arguments()) for call in answer.calls]
         ended = {**self._ended(answered), "usage": _usage(answered)}
         return {**self._message(content), **ended, "recovery": recovery_record(answered)}
 
@@ -100,8 +95,7 @@ class MessagesWriter:
         if part.content:
             yield from self._begin("text", {"text": ""})
             yield self._delta({"type": "text_delta", "text": part.content})
-        if part.call is not None and not (self._one_call and self._calls):
-            self._calls += 1
+        if part.call is not None:
             yield from self._close()
             yield from self._begin("tool_use", _tool_use(part.call, {}))
             yield self._delta(

@@ -50,7 +50,6 @@ class ChatApi(_OpenAI):
             self._service.engine.tokenizer,
             include_usage=body.include_usage,
             with_logprobs=bool(body.logprobs),
-            one_call=request.one_call,
         )
         return request, writer
 

@@ -44,11 +44,10 @@ class ResponsesWriter:
     def whole(self, answered: Answered) -> dict[str, Any]:
         """As `AnswerWriter.whole`."""
         answer = answered.answer
-        calls = answer.calls[:1] if self._body.parallel_tool_calls is False else answer.calls
         texts = (("reasoning", answer.reasoning), ("message", answer.content))
         self._output = [
             *(_item(kind, text) for kind, text in texts if text),
-            *(self._call(call) for call in calls),
+            *(self._call(call) for call in answer.calls),
         ]
         return self._finished(answered)
 
@@ -81,7 +80,7 @@ class ResponsesWriter:
         if part.content:
             yield from self._begin("message")
             yield self._delta("response.output_text.delta", part.content, logprobs=[])
-        if part.call is not None and not self._is_one_too_many():
+        if part.call is not None:
             yield from self._close()
             item = self._call(part.call)
             field = "input" if item["type"] == "custom_tool_call" else "arguments"
@@ -99,11 +98,6 @@ class ResponsesWriter:
             )
             yield self._event(f"response.{name}.done", **more, **place)
             yield from self._done(item)
-
-    def _is_one_too_many(self) -> bool:
-        return self._body.parallel_tool_calls is False and any(
-            item["type"].endswith("_call") for item in self._output
-        )
 
     def _begin(self, kind: str) -> Iterator[bytes]:
         if self._open is not None and self._open["type"] == kind:

@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from patchkv_agents.context import ThreadKey
-from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
+from patchkv_agents.context.answers import Answer, AnswerPiece, AnswerStyle
+from patchkv_agents.engine.answer_run import AnswerRun
 from patchkv_server.answers import Answered, Piece
 from patchkv_server.errors import ApiError
 from patchkv_server.gauges import MemoryByTier, Place, QueueLengths
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from patchkv_agents.checkpoint.stores import CheckpointStore
     from patchkv_agents.engine import Engine, Thread
     from patchkv_agents.engine.generation import SamplingOptions
-    from patchkv_agents.engine.reply import Reply
+    from patchkv_agents.engine.reply import Reply, StreamChunk
     from patchkv_server.requests import ChatRequest
 
 _LOG = logging.getLogger(__name__)
@@ -226,7 +227,8 @@ class Service:
 
     def _tidy(self) -> None:
         try:
-            self.threads.suspend_idle(self.settings.idle_suspend_s)
+            if self.settings.idle_suspend_s is not None:
+                self.threads.suspend_idle(self.settings.idle_suspend_s)
             for tenant in self.threads.fit(self.settings.memory_budget_bytes):
                 for metrics in self._metrics.of(tenant):
                     metrics.evicted()
@@ -288,25 +290,17 @@ class Service:
         self, ticket: Ticket, thread: Thread, name: str
     ) -> Generator[Ready | Piece | Answered, None, None]:
         request = ticket.request
-        tokenizer, style = self.engine.tokenizer, self._style
         template_args = request.template_args.load()
-        choice = request.tool_choice
-        begin = ""
-        if choice not in ("auto", "none"):
-            begin = style.opening(
-                request.tools, None if choice == "any" else choice, template_args=template_args
-            )
-        parser = style.parser(
-            () if choice == "none" else request.tools,
+        run = AnswerRun(
+            self._style,
+            request.tools,
             template_args=template_args,
+            tool_choice=request.tool_choice,
+            one_call=request.one_call,
             salt=request.salt,
         )
         started = time.perf_counter()
-        sampling: SamplingOptions = {
-            **request.sampling,
-            "begin": tokenizer.encode(begin, add_special_tokens=False) if begin else (),
-            "keep_special": style.markers,
-        }
+        sampling: SamplingOptions = {**request.sampling, **run.options}
         chunks = thread.stream(
             request.messages,
             tools=request.tools,
@@ -315,17 +309,15 @@ class Service:
             **sampling,
         )
         yield Ready(name)
-        reply: Reply | None = None
-        with closing(chunks):  # type: ignore[type-var]
-            for chunk in chunks:
-                parts = [AnswerPiece(chunk.text)] if request.is_raw else parser.feed(chunk.text)
-                yield Piece(tuple(parts), chunk.logprobs)
-                reply = chunk.reply
-        if reply is None:
-            raise RuntimeError("the stream ended without a reply")
-        yield Piece(tuple(parser.finish()), ())
+        if request.is_raw:
+            reply = yield from _raw_pieces(chunks)
+            answer = Answer(reply.text)
+        else:
+            for made in run.pieces(chunks):
+                yield Piece(made.pieces, made.logprobs)
+            reply, answer = run.reply, run.answer
         self._log(request, reply, name, time.perf_counter() - started)
-        yield Answered(parser.answer, reply, name)
+        yield Answered(answer, reply, name)
 
     def _log_failure(self, what: str, error: Exception) -> None:
         log_failure(what, error, self.settings.log_content)
@@ -357,6 +349,18 @@ class Service:
             )
         if self.settings.log_content:
             _LOG.info("%s %s: %r -> %r", request.tenant, name, request.messages, reply.text)
+
+
+def _raw_pieces(chunks: Iterator[StreamChunk]) -> Generator[Piece, None, Reply]:
+    """The text of a stream as it is, and the reply at its end."""
+    reply: Reply | None = None
+    with closing(chunks):  # type: ignore[type-var]
+        for chunk in chunks:
+            yield Piece((AnswerPiece(chunk.text),), chunk.logprobs)
+            reply = chunk.reply
+    if reply is None:
+        raise RuntimeError("the stream ended without a reply")
+    return reply
 
 
 def _closed() -> ApiError:

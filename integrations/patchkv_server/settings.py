@@ -21,7 +21,8 @@ class ServerSettings:
         memory_budget_bytes: of KV state in memory, live and suspended, of all threads together.
             State of the threads that are answering is not given up for it.
         max_threads: threads that are remembered.
-        idle_suspend_s: after so long without a request, a thread is suspended.
+        idle_suspend_s: after so long without a request, a thread is suspended; None: only where
+            memory is short, since suspended state may be stored with loss.
         keep_alive_s: how often a stream shows that it is alive while there is nothing to send.
         log_content: write what messages and answers say into the log.
 
@@ -37,13 +38,15 @@ class ServerSettings:
     max_tokens: int = 4096
     memory_budget_bytes: int = 8 * 2**30
     max_threads: int = 512
-    idle_suspend_s: float = 60.0
+    idle_suspend_s: float | None = None
     keep_alive_s: float = 10.0
     log_content: bool = False
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value, least = getattr(self, name), 0 if name == "max_waiting" else 1
+            if value is None:
+                continue
             if name.endswith("_s"):
                 if not value > 0:
                     raise InputError(f"{name} is {value}: it has to be more than 0")

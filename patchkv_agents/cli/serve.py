@@ -87,8 +87,13 @@ def serve(
         float, typer.Option(min=0.01, help="KV state in memory, of all threads together.")
     ] = 8.0,
     idle_suspend_s: Annotated[
-        float, typer.Option(min=0.1, help="Suspend a thread after so long without a request.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Suspend a thread after so long without a request, so that a store gets it; left "
+            "out: only where memory is short.",
+        ),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     model_name: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -192,6 +193,19 @@ def test_idle_threads_are_suspended(new_engine: NewEngine) -> None:
         again = ask(served, talk("Ann"))
         assert again["cache_read"] == first["tokens"] - 1
         assert again["restored_formats"]
+
+
+def test_idle_threads_stay_as_they_are_while_there_is_room(new_engine: NewEngine) -> None:
+    """After a minute without a request, a plain append was approximate, and stayed so for good."""
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+        first = ask(served, talk("Ann", 8))
+        served.service.threads.fit(served.service.settings.memory_budget_bytes)
+        until(lambda: not served.service.queue().running)
+        time.sleep(1.5)  # housekeeping ran meanwhile
+        assert set(served.service.places().values()) == {"live"}
+        again = ask(served, [*talk("Ann", 8), {"role": "user", "content": "Well?"}])
+        assert again["is_exact"] and again["restored"] == 0
+        assert again["cache_read"] >= first["tokens"] - 8
 
 
 def test_memory_stays_within_the_budget(new_engine: NewEngine) -> None:
