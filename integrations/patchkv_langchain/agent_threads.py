@@ -74,7 +74,7 @@ def runtime_key(runtime: Any, state: Any) -> ThreadKey | None:
 
 
 class AgentThread:
-    """What is known of one agent in one thread. Safe to use from several threads.
+    """Notes, logs and engine threads of one agent in one thread. Safe to use from several threads.
 
     Attributes:
         notes: the newest ones, the last one last.
@@ -129,10 +129,10 @@ class AgentThread:
         """The thread that answered last, in a run or at all, as long as it lives."""
         with self._lock:
             if run is None:
-                found = next(reversed(self._serving.values()), None)
+                reference = next(reversed(self._serving.values()), None)
             else:
-                found = self._serving.get(run)
-        return None if found is None else found()
+                reference = self._serving.get(run)
+        return None if reference is None else reference()
 
 
 class AgentThreads:
@@ -163,11 +163,11 @@ class AgentThreads:
     def of(self, key: ThreadKey) -> AgentThread:
         """What is remembered of an agent; nothing yet if it is new."""
         with self._lock:
-            found = self._threads.pop(key, None) or AgentThread()
-            self._threads[key] = found
+            agent = self._threads.pop(key, None) or AgentThread()
+            self._threads[key] = agent
             while len(self._threads) > MAX_THREADS:
                 self._threads.popitem(last=False)
-            return found
+            return agent
 
     def keys(self) -> tuple[ThreadKey, ...]:
         """The conversations that were seen, and those in the store; the newest last."""
@@ -175,21 +175,21 @@ class AgentThreads:
             threads = list(self._threads.items())
         store = self._store
         keys = {} if store is None else dict.fromkeys(store.threads())
-        for key, found in threads:
-            served = [] if found.serving() is None else [key]
-            for each in (*served, *(log.history.key for log in list(found.logs))):
+        for key, agent in threads:
+            served = [] if agent.serving() is None else [key]
+            for each in (*served, *(log.history.key for log in list(agent.logs))):
                 keys.pop(each, None)
                 keys[each] = None
         return tuple(keys)
 
     def history(self, key: ThreadKey) -> ContextHistory:
-        """The history of a conversation: its engine's, as long as that has it, or one kept here."""
+        """The history of a conversation: its engine's, as long as that has it, or the log's."""
         base, _, number = key.namespace.partition(_NUMBER)
-        found = self.of(ThreadKey(key.thread, base))
-        serving = found.serving()
+        agent = self.of(ThreadKey(key.thread, base))
+        serving = agent.serving()
         if serving is not None and not number:
             return serving.history
-        for log in list(found.logs):
+        for log in list(agent.logs):
             if log.history.key == key:
                 return log.history
         return ContextHistory(self._store, thread=key.thread, namespace=key.namespace)
@@ -202,19 +202,19 @@ class AgentThreads:
             messages: of the call.
             step: of the graph around, if there is one.
         """
-        found = self.of(key)
-        with found.logs_lock:
+        agent = self.of(key)
+        with agent.logs_lock:
             while True:
-                log = chosen(found.logs, messages, step, is_named=True)
+                log = chosen(agent.logs, messages, step, is_named=True)
                 if log is None:
-                    number = len(found.logs) + 1
+                    number = len(agent.logs) + 1
                     name = key.namespace if number == 1 else f"{key.namespace}{_NUMBER}{number}"
                     history = ContextHistory(self._store, thread=key.thread, namespace=name)
                     log = AgentLog(history)
-                    found.logs.append(log)
+                    agent.logs.append(log)
                     if step is not None and step.is_nested and log.relation(messages) == "other":
                         continue  # an earlier process's
-                found.logs.remove(log)
-                found.logs.append(log)
+                agent.logs.remove(log)
+                agent.logs.append(log)
                 log.step = step
                 return log

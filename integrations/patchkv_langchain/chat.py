@@ -77,7 +77,7 @@ class ChatPatchKV(AnsweringChatModel):
         engine: to use in place of one that is loaded.
         model_kwargs: further arguments of `Engine.from_pretrained`, such as `dtype` or `store`.
         policy: how edited contexts are recovered: `exact`, `default`, the name of a method or a
-            `RecoveryPolicy`; the engine's own if left out, which is exact unless it was told
+            `RecoveryPolicy`; the engine's own if left out, which is exact unless configured
             otherwise, and that of its profile if that has passed validation.
         recovery_profile: of the model, which is loaded with it: a file, the name of a profile that
             comes with PatchKV Agents, or a `Profile`. Other models by name are without.
@@ -124,7 +124,7 @@ class ChatPatchKV(AnsweringChatModel):
     @classmethod
     def _check_policy(cls, policy: Any) -> Any:
         if policy is not None and not isinstance(policy, str):
-            from patchkv_agents.recovery import RecoveryPolicy  # loads torch, as its maker did
+            from patchkv_agents.recovery import RecoveryPolicy  # imports torch
 
             if not isinstance(policy, RecoveryPolicy):
                 raise ValueError("policy must be None, a name or a RecoveryPolicy")
@@ -136,7 +136,7 @@ class ChatPatchKV(AnsweringChatModel):
         if isinstance(profile, (str, Path)):
             profile_file(profile)  # fails now, not at the first call
         elif profile is not None:
-            from patchkv_agents.profiling.profile import Profile  # loads torch, as its maker did
+            from patchkv_agents.profiling.profile import Profile  # imports torch
 
             if not isinstance(profile, Profile):
                 raise ValueError("recovery_profile must be None, a file, a name or a Profile")

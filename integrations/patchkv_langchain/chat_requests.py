@@ -57,8 +57,8 @@ def _without_invalid(message: BaseMessage) -> BaseMessage:
         "invalid_tool_calls": [c for c in message.invalid_tool_calls if not is_beside(c)]
     }
     if isinstance(message, AIMessageChunk):  # calls are made of them again
-        kept = [chunk for chunk in message.tool_call_chunks if not is_beside(chunk)]
-        update["tool_call_chunks"] = kept
+        chunks = [chunk for chunk in message.tool_call_chunks if not is_beside(chunk)]
+        update["tool_call_chunks"] = chunks
     return message.model_copy(update=update)
 
 

@@ -60,7 +60,7 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
             middleware=patchkv.instrument([ContextEditingMiddleware(), TodoListMiddleware()]),
         )
 
-    Before each call of the model it compares the agent's state with the request and hands what it
+    Before each call of the model it compares the agent's state with the request and passes what it
     knows to `ChatPatchKV`, whose thread records the edits with kind and author. While tools run,
     that thread's KV state lies suspended in CPU memory. With any other chat model it keeps the
     versions itself, in `history`; so it does for the agents that tools run, such as the subagents
@@ -114,7 +114,7 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         """The versions of an agent in a thread, with the edits that led to each.
 
         Those that the chat model keeps (`ChatPatchKV`, as long as its engine has the thread), or
-        those that this middleware has kept in its place.
+        those that this middleware keeps in its place.
 
         Args:
             thread_id: LangGraph's, or one of `threads` for a run without an id.
@@ -182,17 +182,17 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
             return await handler(request)
 
     def _notes(self, request: ModelRequest[Any], key: ThreadKey) -> tuple[Note, ...]:
-        """What is known of the edits of a request."""
-        known = self._threads.of(key)
+        """Notes on the edits of a request."""
+        agent = self._threads.of(key)
         notes: tuple[Note, ...] = ()
         with self._tracker.guarding("edits of a request"):
             notes = changes_between(request.state["messages"], request.messages, where="request")
-            author = known.take_system_author()
+            author = agent.take_system_author()
             if author is not None:
                 system = frozenset([_system_sign(request)])
-                known.note([Note(frozenset(), system, author, where="request")])
+                agent.note([Note(frozenset(), system, author, where="request")])
         # The last one counts: what single middlewares did says more than both ends.
-        return (*notes, *known.notes)
+        return (*notes, *agent.notes)
 
     def _is_served(self, request: ModelRequest[Any], key: ThreadKey, call: ModelCall) -> bool:
         """Whether a thread of an engine has answered, which keeps the versions; remember it."""
@@ -244,9 +244,9 @@ class PatchKVMiddleware(AgentMiddleware[PatchKVState, Any, Any]):
         if key is None:
             return
         with self._tracker.guarding(f"edits by {name}"):
-            known = self._threads.of(key)
-            known.note_system(name, _system_sign(before), _system_sign(after))
-            known.note(
+            agent = self._threads.of(key)
+            agent.note_system(name, _system_sign(before), _system_sign(after))
+            agent.note(
                 changes_between(before.messages, after.messages, author=name, where="request")
             )
 

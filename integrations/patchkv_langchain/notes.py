@@ -43,8 +43,8 @@ class Note:
     """One change.
 
     Attributes:
-        gone: names of the messages that were changed or removed.
-        come: what stands in their place; empty if nothing does.
+        removed: names of the messages that were changed or removed.
+        added: what stands in their place; empty if nothing does.
         author: who made the change, if known.
         kind: what it was meant to be, if known.
         reason: in the author's words, if known.
@@ -52,8 +52,8 @@ class Note:
         partial: only a part of the message changed.
     """
 
-    gone: frozenset[str]
-    come: frozenset[Sign]
+    removed: frozenset[str]
+    added: frozenset[Sign]
     author: str | None = None
     kind: EditKind | None = None
     reason: str = ""
@@ -86,7 +86,7 @@ class ModelCall:
 
 
 Serve = Callable[[ServingThread], None]
-"""Is told which thread answers a call that no middleware is around."""
+"""Is called with the thread that answers a call that no middleware is around."""
 
 _notes: ContextVar[tuple[Note, ...]] = ContextVar("patchkv_notes", default=())
 _call: ContextVar[ModelCall | None] = ContextVar("patchkv_model_call", default=None)
@@ -119,7 +119,7 @@ def model_call(notes: Iterable[Note]) -> Iterator[ModelCall]:
 
 @contextmanager
 def serving(serve: Serve) -> Iterator[None]:
-    """Be told of the threads that answer calls within, of agents that a tool runs."""
+    """Be notified of the threads that answer calls within, of agents that a tool runs."""
     call_token, serve_token = _call.set(None), _serve.set(serve)
     try:
         yield
@@ -134,7 +134,7 @@ def current_call() -> ModelCall | None:
 
 
 def served_by(thread: ServingThread) -> None:
-    """Tell the middleware around the present call of a model, if any, which thread answers it."""
+    """Notify the middleware around the present call of a model, if any, which thread answers it."""
     call, serve = _call.get(), _serve.get()
     if call is not None:
         call.thread = thread

@@ -192,12 +192,14 @@ def find_changes(
         natives: `after` in LangChain's form.
         notes: who changed what; of several that fit, the last.
     """
-    kept = list(notes)
+    noted_changes = list(notes)
     changes = []
     for edit in infer_edits(before, after):
         old = before[edit.old_indices[0]] if edit.old_indices else None
         record = next((c for j in edit.new_indices if (c := recorded(natives[j], old))), None)
-        changes.append(Change((edit,), _joined(_fitting(kept, edit, before, after), record)))
+        changes.append(
+            Change((edit,), _joined(_fitting(noted_changes, edit, before, after), record))
+        )
     summaries = [
         change
         for change in changes
@@ -216,10 +218,12 @@ def _fitting(
 
     Where a message was removed and others were added, comparison may take one for the other.
     """
-    come = {sign(after[j]) for j in edit.new_indices}
-    gone = {name for i in edit.old_indices for name in names(before[i])}
-    by_outcome = (each for each in reversed(notes) if each.come & come)
-    by_removal = (each for each in reversed(notes) if each.gone & gone and not (each.come and come))
+    added = {sign(after[j]) for j in edit.new_indices}
+    removed = {name for i in edit.old_indices for name in names(before[i])}
+    by_outcome = (each for each in reversed(notes) if each.added & added)
+    by_removal = (
+        each for each in reversed(notes) if each.removed & removed and not (each.added and added)
+    )
     return next(chain(by_outcome, by_removal), None)
 
 

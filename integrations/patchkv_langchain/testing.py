@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedChatPatchKV(ChatPatchKV):
-    """`ChatPatchKV` that says what it is told to.
+    """`ChatPatchKV` whose answers are given.
 
     The engine works as it always does: it renders, recovers and prefills the context, and computes
     the KV rows of the answer. Only the choice of the answer's tokens is not the model's. So an
