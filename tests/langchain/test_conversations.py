@@ -6,6 +6,9 @@ anything taken from another conversation shows.
 
 from __future__ import annotations
 
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -297,3 +300,36 @@ def test_an_edit_without_a_thread_id_is_known_by_the_answers_behind_it(
     answer = ask(model, *said, HumanMessage("And then?"))
     assert answer.response_metadata["recovery"]["restored"] > 0
     assert len(chat_engine.pool.threads()) == 1
+
+
+def test_many_users_at_once_neither_mix_nor_wait_for_each_other(chat_engine: Engine) -> None:
+    """Graphs that fan out, in threads and in event loops, and users without a thread id."""
+    model = ChatPatchKV(engine=chat_engine, policy="default", max_tokens=3)
+    agent = create_agent(model, [], system_prompt=RULES, name="helper")
+
+    def send(state: MessagesState) -> list[Send]:
+        asked = state["messages"][-1].content
+        return [Send("helper", {"messages": [HumanMessage(f"{asked} {n}")]}) for n in range(3)]
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("helper", agent)
+    builder.add_conditional_edges(START, send, ["helper"])
+    graph = builder.compile(checkpointer=InMemorySaver())
+
+    def use(number: int) -> None:
+        user, said = f"user-{number}", [SYSTEM, HumanMessage("Hello. " + PAGE)]
+        config: Any = {"configurable": {"thread_id": user}}
+        for turn in range(2):
+            given: Any = {"messages": [HumanMessage(f"{user} asks in turn {turn}.")]}
+            if number % 3 == 0:
+                graph.invoke(given, config)
+            elif number % 3 == 1:
+                asyncio.run(graph.ainvoke(given, config))
+            else:
+                said += [model.invoke(said), HumanMessage(f"{user} asks in turn {turn}.")]
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(use, range(6), timeout=120))
+    for thread in chat_engine.pool.threads():
+        texts = [m.text for v in thread.history.log() for m in v.messages if m.role == "user"]
+        assert len({user for text in texts for user in re.findall(r"user-\d", text)}) <= 1
