@@ -129,7 +129,7 @@ class StepVersions:
     """The versions of one conversation by the step that made them."""
 
     def __init__(self) -> None:
-        self._versions = CheckpointVersions(MAX_STEPS)
+        self._versions = CheckpointVersions(MAX_STEPS, notes="shown")
         self._last: GraphStep | None = None
         self._was_read = False
 
@@ -170,7 +170,6 @@ class StepVersions:
                 level.namespace,
                 level.checkpoint,
                 start=None if level.namespace else step.start,
-                unsaved="step",
             )
             if hint.versions:
                 return nearest_version(history, hint.versions, messages)

@@ -252,3 +252,21 @@ def test_a_saver_that_cannot_copy_copies_nothing(history: GraphHistory) -> None:
     with pytest.raises(NotImplementedError):
         saver.copy_thread("t", "copy")
     assert history.log("copy") == ()
+
+
+def test_a_run_goes_on_from_the_branch_whose_answer_it_has(
+    history: GraphHistory, checkpointer: Any
+) -> None:
+    """A step that was run again has made two versions: the state tells which of them goes on."""
+    answers = iter(["one", "two", "three"])
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(next(answers))]}
+
+    graph = chain(track_edits(answer, history=history), checkpointer=history.saver(checkpointer))
+    graph.invoke(question(), config())
+    first = graph.get_state(config()).config
+    graph.invoke(None, at(graph, "answer"))
+    graph.invoke({"messages": [HumanMessage("And now?")]}, first)
+    assert texts(history.log("t")[0])[2:] == ["one", "And now?", "three"]
+    assert [str(e.kind) for v in history.log("t") for e in v.edits] == ["append"] * 3

@@ -54,10 +54,15 @@ class CheckpointVersions:
 
     Args:
         max_checkpoints: how many are kept; None for all.
+        notes: what `add_result` is told: versions that a task `made` of the state at a checkpoint,
+            or those that it was `shown`, which are that state.
     """
 
-    def __init__(self, max_checkpoints: int | None = None) -> None:
+    def __init__(
+        self, max_checkpoints: int | None = None, *, notes: Literal["made", "shown"] = "made"
+    ) -> None:
         self._max = max_checkpoints
+        self._notes = notes
         self._starts: dict[str, str] = {}
         self._results: dict[str, dict[str, list[str]]] = {}  # by checkpoint and task
         self._checkpoints: list[str] = []  # those of `_results`, sorted
@@ -95,18 +100,15 @@ class CheckpointVersions:
         checkpoint: str,
         *,
         start: str | None = None,
-        unsaved: Literal["input", "step"] = "input",
     ) -> Search[Hint]:
         """Search for where the state at a checkpoint comes from.
 
         Args:
             thread, namespace, checkpoint: where the state is.
             start: the checkpoint that the run was told to start from; None for the newest one.
-            unsaved: what a checkpoint that is not saved yet is taken for: the run's input, or the
-                step after the newest saved one.
         """
         sources: set[str | None] = set()
-        at, link_is_before = checkpoint, False
+        at = checkpoint
         link = yield Address(thread, namespace, at)
         if link is None:  # not saved yet, or only at the end of the run
             sources.add("input")
@@ -116,10 +118,10 @@ class CheckpointVersions:
             if link is not None and link.checkpoint > at:
                 return Hint()
             at = start or (link.checkpoint if link else at)
-            link_is_before = start is None
-        below, by_nodes = at, link_is_before and unsaved == "step"
+        below, by_nodes = at, False
         for _ in range(MAX_HOPS):
-            if versions := self._versions_at(at, below, by_nodes):
+            is_here = at == checkpoint and self._notes == "shown"  # of tasks side by side
+            if not is_here and (versions := self._versions_at(at, below, by_nodes)):
                 return Hint(versions, author=_author(sources))
             if link is None:
                 return Hint()
@@ -139,19 +141,23 @@ class CheckpointVersions:
         lies between two saved ones.
         """
         with self._lock:
-            if by_nodes:
-                if checkpoint not in self._results:
+            if by_nodes or self._notes == "shown":
+                if checkpoint not in self._results and by_nodes:
                     place = bisect_left(self._checkpoints, below) - 1
                     between = self._checkpoints[place] if place >= 0 else ""
                     if between > checkpoint:
-                        return self._newest(between)
-                elif versions := self._newest(checkpoint):
-                    return versions
+                        return self._candidates(between)
+                elif checkpoint in self._results:
+                    return self._candidates(checkpoint)
             start = self._starts.get(checkpoint)
             return () if start is None else (start,)
 
-    def _newest(self, checkpoint: str) -> tuple[str, ...]:
-        return tuple(sorted(versions[-1] for versions in self._results[checkpoint].values()))
+    def _candidates(self, checkpoint: str) -> tuple[str, ...]:
+        """The versions at a checkpoint that a state may come from; of what was shown, the last."""
+        tasks = self._results[checkpoint].values()
+        if self._notes == "shown":
+            return tuple(sorted(versions[-1] for versions in tasks))
+        return tuple(sorted(version for versions in tasks for version in versions))
 
 
 def _author(sources: Collection[str | None]) -> str | None:
