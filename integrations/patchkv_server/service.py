@@ -107,6 +107,7 @@ class Service:
         self._metrics = metrics
         self._store = store
         self._store_bytes: tuple[float, int | None] = (-_STORE_STATS_S, None)
+        engine.pool.memory_budget_bytes = settings.memory_budget_bytes
         self._style = AnswerStyle.of(engine.tokenizer)
         self._queue: FairQueue[Ticket] = FairQueue(settings.max_waiting)
         self._running: set[Ticket] = set()

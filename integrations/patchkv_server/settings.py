@@ -19,6 +19,7 @@ class ServerSettings:
         timeout_s: longest time from when a request has arrived to the end of its answer.
         max_tokens: longest answer where the request does not say.
         memory_budget_bytes: of KV state in memory, live and suspended, of all threads together.
+            Beyond it, threads used longest ago are suspended, stored with loss, then given up.
             State of the threads that are answering is not given up for it.
         max_threads: threads that are remembered.
         idle_suspend_s: after so long without a request, a thread is suspended; None: only where

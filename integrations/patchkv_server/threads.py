@@ -236,10 +236,10 @@ class ThreadTable:
         Returns:
             The tenants whose threads were given up, one for each.
         """
+        given_up = self._note_evicted()
         tried: set[Entry] = set()
         while self._bytes() > budget_bytes and (entry := self._take("live", tried)) is not None:
             self._suspend(entry)
-        given_up: list[str] = []
         tried = set()
         while (
             self._bytes() > budget_bytes and (entry := self._take("suspended", tried)) is not None
@@ -251,6 +251,21 @@ class ThreadTable:
             self._delete(entry.key)
             given_up.append(entry.tenant)
         return given_up
+
+    def _note_evicted(self) -> list[str]:
+        """Take note of threads whose state the engine has evicted; returns their tenants."""
+        holding = {
+            thread.key
+            for thread in self._engine.pool.threads()
+            if thread.sequence.live_bytes or thread.sequence.stored_bytes
+        }
+        evicted = []
+        with self._lock:
+            for entry in self._entries.values():
+                if not entry.is_busy and entry.place != "stored" and entry.key not in holding:
+                    self._note(entry, (0, 0))
+                    evicted.append(entry.tenant)
+        return evicted
 
     def suspend_all(self) -> None:
         """Suspend all threads, so that the engine's store gets them."""
@@ -361,7 +376,5 @@ def _key(tenant: str, name: str) -> ThreadKey:
 
 def _sizes(thread: Thread) -> tuple[int, int]:
     """Bytes of a thread's live cache and of its suspended versions. Waits for a suspend."""
-    cache = thread.sequence.live_cache
-    shards = () if cache is None else cache.shards
-    live = sum(shard.keys.nbytes + shard.values.nbytes for shard in shards)
-    return live, thread.sequence.versions.payload_bytes
+    stored = thread.sequence.versions.payload_bytes
+    return thread.sequence.live_bytes, stored

@@ -25,11 +25,13 @@ def default_budget_bytes() -> int:
 
 
 class BudgetMember(Protocol):
-    """Versions of one thread. The budget's lock is held in all calls."""
+    """Versions of one thread. The budget's lock is held in all calls.
 
-    @property
-    def is_reused(self) -> bool:
-        """Whether the thread came back after its first version."""
+    Attributes:
+        is_reused: whether the thread came back after its first version.
+    """
+
+    is_reused: bool
 
     def payload_rows(self) -> dict[Payload, BoolArray]:
         """Rows of each payload that some version refers to, bool `[rows]` by payload."""
@@ -64,22 +66,19 @@ class MemoryBudget:
     Attributes:
         lock: held while versions change.
         limit_bytes: the limit. May be changed; the next `fit` heeds it.
+        ticks: numbers the uses of versions.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.lock = threading.RLock()
         self.limit_bytes = default_budget_bytes() if limit_bytes is None else limit_bytes
         self._members: WeakSet[BudgetMember] = WeakSet()
-        self._ticks = count(1)
+        self.ticks = count(1)
 
     def register(self, member: BudgetMember) -> None:
         """Count the versions of another thread too, as long as they are referred to."""
         with self.lock:
             self._members.add(member)
-
-    def tick(self) -> int:
-        """A number for a use: larger than all before."""
-        return next(self._ticks)
 
     @property
     def used_bytes(self) -> int:
@@ -93,7 +92,9 @@ class MemoryBudget:
         with self.lock:
             if self.used_bytes <= self.limit_bytes:
                 return
-            members = sorted(self._members, key=lambda member: member.last_used())
+            members = sorted(
+                self._members, key=lambda member: (member.is_reused, member.last_used())
+            )
             if self._live_bytes() > self.limit_bytes:
                 for member in members:
                     member.pack()

@@ -34,6 +34,10 @@ class CheckpointVersions:
 
     Args:
         budget: of all versions that share it; one of its own if left out.
+
+    Attributes:
+        is_reused: whether the thread came back after its first version: such threads are kept
+            before others. To be set by the owner.
     """
 
     def __init__(self, budget: MemoryBudget | None = None) -> None:
@@ -41,7 +45,7 @@ class CheckpointVersions:
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._index: tuple[OverlapIndex, tuple[str, ...]] = (OverlapIndex(()), ())
         self._used: dict[Payload, BoolArray] = {}
-        self._puts = 0
+        self.is_reused = False
         self._budget.register(self)
 
     def __len__(self) -> int:
@@ -65,17 +69,12 @@ class CheckpointVersions:
         """Bytes of all payloads, each counted once."""
         return sum(payload.nbytes for payload in self.payload_rows())
 
-    @property
-    def is_reused(self) -> bool:
-        """Whether the thread came back: it has stored more than one version so far."""
-        return self._puts > 1
-
     def copy(self) -> CheckpointVersions:
         """The same versions so far, in a collection of its own. Payload is shared."""
         with self._budget.lock:
             other = CheckpointVersions(self._budget)
             other._entries, other._index = dict(self._entries), self._index
-            other._used, other._puts = self._used, self._puts
+            other._used, other.is_reused = self._used, self.is_reused
             return other
 
     def emptied(self) -> CheckpointVersions:
@@ -92,7 +91,7 @@ class CheckpointVersions:
         with self._budget.lock:
             entry = self._entries.pop(version, None)
             if entry is not None:
-                self._entries[version] = replace(entry, used=self._budget.tick())
+                self._entries[version] = replace(entry, used=next(self._budget.ticks))
 
     def put(
         self,
@@ -116,8 +115,7 @@ class CheckpointVersions:
         """
         with self._budget.lock:
             self._entries.pop(version, None)
-            self._entries[version] = _Entry(checkpoint, self._budget.tick(), pack)
-            self._puts += 1
+            self._entries[version] = _Entry(checkpoint, next(self._budget.ticks), pack)
             if len(self._entries) > MAX_VERSIONS:
                 del self._entries[next(iter(self._entries))]
             self._changed()

@@ -37,8 +37,9 @@ class ThreadPool:
     there under the same id.
 
     The state of all threads together, live and stored, is kept within the memory budget. Where it
-    is exceeded, threads that were used longest ago are suspended, then packed with
-    loss, then evicted. A thread that is answering keeps its state.
+    is exceeded, threads that were used longest ago are suspended, then packed with loss, then
+    evicted; those that were used only once go before all others. A thread that is answering keeps
+    its state.
 
     Args:
         runtime: the model.
@@ -227,7 +228,7 @@ class ThreadPool:
 
     def _make_room(self) -> int:
         before = {each: len(each.sequence.token_ids) for each in self.threads()}
-        for each in sorted(before, key=lambda each: each.used_s):
+        for each in sorted(before, key=lambda each: (each.sequence.is_reused, each.used_s)):
             if sum(self.memory()) <= self.memory_budget_bytes:
                 break
             if each.sequence.is_live:

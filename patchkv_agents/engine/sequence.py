@@ -119,6 +119,11 @@ class KVSequence:
         return self._state.cache if isinstance(self._state, Live) else None
 
     @property
+    def is_reused(self) -> bool:
+        """Whether it was resumed more than once."""
+        return self._versions.is_reused
+
+    @property
     def live_bytes(self) -> int:
         """Bytes of the live cache."""
         cache = self.live_cache
@@ -261,6 +266,7 @@ class KVSequence:
             watch: gets the times of planning, restoring and recomputing.
         """
         watch = watch or Stopwatch()
+        self._versions.is_reused |= len(self.token_ids) > 0
         self._settle_stored()
         watch.mark("restore")
         while True:

@@ -208,6 +208,20 @@ def test_idle_threads_stay_as_they_are_while_there_is_room(new_engine: NewEngine
         assert again["cache_read"] >= first["tokens"] - 8
 
 
+def test_suspending_costs_a_conversation_nothing_while_there_is_room(new_engine: NewEngine) -> None:
+    """Threads were suspended after a minute, with loss: a plain append restored rows and was an
+    approximation from then on, while memory was free."""
+    engine = new_engine(RecoveryPolicy.default())
+    with serving(engine) as served:
+        first = ask(served, talk("Ann"))
+        assert set(served.service.places().values()) == {"live"}
+        served.service.threads.suspend_all()
+        assert set(served.service.places().values()) == {"suspended"}
+        again = ask(served, [*talk("Ann"), {"role": "user", "content": "Well?"}])
+        assert again["cache_read"] >= first["tokens"] - 8
+        assert again["is_exact"] and again["restored"] == 0
+
+
 def test_memory_stays_within_the_budget(new_engine: NewEngine) -> None:
     with serving(new_engine()) as served:
         ask(served, talk("Ann", 8))
