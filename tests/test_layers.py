@@ -8,6 +8,7 @@ removed, so both can only shrink.
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -161,3 +162,14 @@ def test_the_graph_sees_imports_in_functions_and_for_types(tmp_path: Path) -> No
 @pytest.mark.parametrize("folder", sorted(ROOTS.values()))
 def test_every_root_is_read(folder: str) -> None:
     assert any((REPOSITORY / folder).rglob("*.py"))
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    """`docs/architecture.md` is how a reader finds a file; whoever moves one changes the page."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [REPOSITORY / folder for folder in (*ROOTS.values(), "tests")]
+    paths = [f"/{path.as_posix()}" for folder in folders for path in folder.rglob("*.py")]
+    named = set(re.findall(r"[a-z_]+(?:/[a-z_]+)*\.py", text))
+    assert len(named) > 40
+    missing = sorted(name for name in named if not any(path.endswith(f"/{name}") for path in paths))
+    assert not missing, f"docs/architecture.md names what is gone: {missing}"
