@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from patchkv_agents.context import EditKind
+from patchkv_langgraph.marks import mark_of
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
 
     from patchkv_agents.context import Message
     from patchkv_agents.context.edits import EditPlace
-
-STAMP = "patchkv_edit"
-"""Key in a message's `response_metadata` under which any program may record an edit:
-`{"author": ..., "kind": ..., "reason": ...}`, each of them optional."""
 
 TODO_TOOL = "write_todos"
 LANGMEM_SUMMARY = "Summary of the conversation so far: "  # langmem's DEFAULT_FINAL_SUMMARY_PROMPT
@@ -53,16 +50,9 @@ Source = Callable[["BaseMessage", "Message | None"], Claim | None]
 
 
 def stamped(new: BaseMessage, old: Message | None) -> Claim | None:
-    """A record under `STAMP`."""
-    record = new.response_metadata.get(STAMP)
-    if not isinstance(record, Mapping):
-        return None
-    kind, author, reason = (record.get(key) for key in ("kind", "author", "reason"))
-    return Claim(
-        author if isinstance(author, str) else None,
-        EditKind(kind) if kind in set(EditKind) else None,
-        reason if isinstance(reason, str) else "",
-    )
+    """A mark that a program put on the message (`patchkv_langgraph.marks`)."""
+    mark = mark_of(new)
+    return None if mark is None else Claim(mark.author, mark.kind, mark.reason or "")
 
 
 def context_editing(new: BaseMessage, old: Message | None) -> Claim | None:

@@ -6,7 +6,7 @@ sees the messages next can declare the edit: a tracked node, or a chat model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,8 @@ from patchkv_agents.context import Edit, EditKind
 FIELD = "patchkv_edit"
 """The field of `response_metadata` that holds the mark."""
 
+_KINDS = frozenset(map(str, EditKind))
+
 AnyMessageT = TypeVar("AnyMessageT", bound=BaseMessage)
 
 
@@ -25,14 +27,16 @@ class EditMark:
     """Says by whom and how a message came to its present content.
 
     Attributes:
-        kind: what was done.
+        kind: what was done; None if the mark does not say.
         author: the tool or node that did it.
         key: tells this edit from others of the same message, such as the id of the tool call.
+        reason: in the author's words.
     """
 
-    kind: EditKind
+    kind: EditKind | None = None
     author: str | None = None
     key: str | None = None
+    reason: str | None = None
 
 
 def edit_kind(kind: EditKind | str) -> EditKind:
@@ -46,19 +50,26 @@ def edit_kind(kind: EditKind | str) -> EditKind:
 
 def marked(message: AnyMessageT, mark: EditMark) -> AnyMessageT:
     """A copy of the message with the mark."""
-    metadata = {**message.response_metadata, FIELD: {**asdict(mark), "kind": str(mark.kind)}}
+    said = {name: value for name, value in asdict(mark).items() if value is not None}
+    if mark.kind is not None:
+        said["kind"] = str(mark.kind)
+    metadata = {**message.response_metadata, FIELD: said}
     return message.model_copy(update={"response_metadata": metadata})
 
 
 def mark_of(message: BaseMessage) -> EditMark | None:
-    """The mark of a message; None if it has none that can be read."""
+    """The mark of a message; None if it has none.
+
+    Any program may write it: an object with `kind`, `author`, `key` and `reason`, each of them
+    optional. What is no text, and a kind that there is not, counts as left out.
+    """
     found: Any = message.response_metadata.get(FIELD)
-    if not isinstance(found, dict):
+    if not isinstance(found, Mapping):
         return None
-    try:
-        return EditMark(EditKind(found["kind"]), found.get("author"), found.get("key"))
-    except (KeyError, ValueError):  # of another release, or written by hand
-        return None
+    said = (found.get(name) for name in ("kind", "author", "key", "reason"))
+    kind, *texts = (each if isinstance(each, str) else None for each in said)
+    mark = EditMark(EditKind(kind) if kind in _KINDS else None, *texts)
+    return None if mark == EditMark() else mark
 
 
 def marked_edits(
@@ -80,7 +91,9 @@ def marked_edits(
         if earlier is None or earlier is message or message.id is None:
             continue
         mark = mark_of(message)
-        if mark is None or mark == mark_of(earlier) or message.content == earlier.content:
+        if mark is None or mark.kind is None or mark == mark_of(earlier):
+            continue
+        if message.content == earlier.content:
             continue
         edits.append(
             Edit.declare(
