@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from patchkv_agents.context import FrozenJson, Message
-from patchkv_agents.context.answers.formats import properties_of
+from patchkv_agents.context.answers.arguments import argument_types
 from patchkv_agents.engine.reply import StreamChunk
 from patchkv_langchain import ChatPatchKV
 
@@ -27,7 +27,7 @@ def obliging(messages: Sequence[Message], tools: Sequence[FrozenJson], begin: st
     """Calls the first tool, or the one it has to, unless the last message is a tool's result."""
     if begin == "{":
         return json.dumps(ARGUMENTS["Joke"])
-    names = list(properties_of(tools))
+    names = list(argument_types(tools))
     if not names or messages[-1].role == "tool":
         return "Hello! How are you?"
     name = next((name for name in names if f'"{name}"' in begin), names[0])

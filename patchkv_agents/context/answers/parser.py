@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from patchkv_agents.context.answers.answer import Answer, AnswerPiece
+from patchkv_agents.context.answers.arguments import Tools
 from patchkv_agents.context.answers.formats.base import (
     CallFormat,
     MalformedCall,
     NotACall,
     held_back,
-    properties_of,
 )
 from patchkv_agents.context.answers.pieces import AnswerPieces
-from patchkv_agents.context.frozen import FrozenJson
 
 
 class AnswerParser(Protocol):
@@ -39,7 +37,8 @@ class FormatParser:
 
     Args:
         call_format: how the model writes calls.
-        tools: that the model may call; without any, nothing is a call.
+        tools: types of the arguments of tools that the model may call; without any, nothing is a
+            call.
         in_reasoning: the prompt ended within the reasoning.
         salt: see `AnswerPieces`.
     """
@@ -47,13 +46,13 @@ class FormatParser:
     def __init__(
         self,
         call_format: CallFormat,
-        tools: Iterable[FrozenJson] = (),
+        tools: Tools,
         *,
         in_reasoning: bool = False,
         salt: str = "",
     ) -> None:
         self._format = call_format
-        self._tools = properties_of(tools)
+        self._tools = tools
         self._pieces = AnswerPieces(lead=call_format.lead, id_form=call_format.id_form, salt=salt)
         self._rest = ""
         self._step = self._in_reasoning if in_reasoning else self._before_reasoning

@@ -7,31 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkv_agents.context.answers.answer import Answer
+from patchkv_agents.context.answers.arguments import argument_types
 from patchkv_agents.context.answers.formats import (
+    FORMATS,
     CallFormat,
-    Glm4Format,
-    GlmFormat,
-    HermesFormat,
-    LlamaFormat,
-    MistralFormat,
-    properties_of,
+    HarmonyFormat,
+    HarmonyParser,
+    JsonFormat,
+    detect_format,
 )
 from patchkv_agents.context.answers.markers import hidden_tokens, special_tokens
 from patchkv_agents.context.answers.parser import AnswerParser, FormatParser
 from patchkv_agents.context.answers.template_parser import TemplateParser, response_template
 from patchkv_agents.context.frozen import FrozenJson
 from patchkv_agents.errors import InputError
-
-_FORMATS: dict[str, CallFormat] = {
-    call_format.name: call_format
-    for call_format in (
-        HermesFormat(),
-        LlamaFormat(),
-        GlmFormat(),
-        Glm4Format(),
-        MistralFormat(),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,23 +41,21 @@ class AnswerStyle:
 
         Args:
             tokenizer: a Transformers tokenizer.
-            name: `hermes`, `llama3`, `glm`, `glm4` or `mistral`; found from the chat template if
-                left out.
+            name: of a format (see `FORMATS`); found from the chat template if left out.
 
         Raises:
             InputError: there is no style of this name.
         """
-        text = _template_text(tokenizer)
         if name is None:
-            name = _detect(text)
-        elif name not in _FORMATS:
+            return cls(tokenizer, detect_format(_template_text(tokenizer)))
+        if name not in FORMATS:
             raise InputError(
-                f"there is no answer style {name!r}: use one of {', '.join(_FORMATS)}, or leave "
+                f"there is no answer style {name!r}: use one of {', '.join(FORMATS)}, or leave "
                 "it out to find it from the chat template"
             )
-        if name == "mistral" and "[ARGS]" in text:
-            return cls(tokenizer, MistralFormat(named=True))
-        return cls(tokenizer, None if name is None else _FORMATS[name])
+        detected = detect_format(_template_text(tokenizer))
+        same = detected is not None and detected.name == name
+        return cls(tokenizer, detected if same else FORMATS[name])
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -99,9 +86,12 @@ class AnswerStyle:
         template = response_template(self.tokenizer)
         if template is not None:
             return TemplateParser(template, prompt, tools, id_form=call_format.id_form, salt=salt)
+        types = {} if self.call_format is None else argument_types(tools)
+        if isinstance(call_format, HarmonyFormat):
+            return HarmonyParser(types, prompt=prompt, salt=salt)
         return FormatParser(
             call_format,
-            () if self.call_format is None else tools,
+            types,
             in_reasoning=self._in_reasoning(prompt),
             salt=salt,
         )
@@ -125,7 +115,7 @@ class AnswerStyle:
         Raises:
             InputError: there is no such tool, or no such text in this style.
         """
-        names = list(properties_of(tools))
+        names = list(argument_types(tools))
         if name is not None and name not in names:
             raise InputError(f"there is no tool {name!r} to be called: there are {names}")
         wanted = names if name is None else [name]
@@ -140,7 +130,7 @@ class AnswerStyle:
         return text
 
     def _in_reasoning(self, prompt: str) -> bool:
-        return prompt.rstrip().endswith((self.call_format or _PLAIN).thinking[0])
+        return prompt.rstrip().endswith((self.call_format or _PLAIN).thinking[0].rstrip())
 
     def _prompt(self, template_args: Mapping[str, Any]) -> str:
         """How prompts end, up to the answer."""
@@ -157,7 +147,7 @@ class AnswerStyle:
             return ""
 
 
-_PLAIN = HermesFormat()  # for reasoning, where no calls are known
+_PLAIN = JsonFormat()  # for reasoning, where no calls are known
 
 
 def parse_answer(
@@ -192,18 +182,3 @@ def parse_answer(
 def _template_text(tokenizer: Any) -> str:
     template = getattr(tokenizer, "chat_template", None) or ""
     return "\n".join(template.values()) if isinstance(template, dict) else str(template)
-
-
-def _detect(template: str) -> str | None:
-    """Name of the format in which a chat template shows calls."""
-    if "<arg_key>" in template:
-        return "glm"
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<tool_call>" in template:
-        return "hermes"
-    if "<|python_tag|>" in template or ("ipython" in template and '"parameters"' in template):
-        return "llama3"
-    if "<|observation|>" in template:
-        return "glm4"
-    return None

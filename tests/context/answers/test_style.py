@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from patchkv_agents.context import Message, ToolCall, parse_messages, parse_tools, render
 from patchkv_agents.context.answers import AnswerStyle, parse_answer
-from patchkv_agents.errors import InputError
+from patchkv_agents.errors import InputError, TemplateError
 
 from .. import templates
 
@@ -227,18 +228,73 @@ def test_what_a_response_template_cannot_read_is_not_lost(qwen3: Any) -> None:
     assert answer.content == 'I look.{"name": weather} And more.'
 
 
-def test_real_tokenizers() -> None:
-    """Of those in `PATCHKV_TOKENIZERS` that show calls."""
-    folder = os.environ.get("PATCHKV_TOKENIZERS")
-    if not folder or not Path(folder).is_dir():
-        pytest.skip("PATCHKV_TOKENIZERS names no folder with folders of tokenizers")
+@pytest.mark.parametrize(
+    ("template", "style"),
+    [
+        ("<tool_call>\n<function=f>", "qwen3_coder"),
+        ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
+        ("<|tool_call>call:", "gemma4"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek"),
+        ("<\uff5cDSML\uff5cfunction_calls>", "dsml"),
+        ("{% set dsml = '\uff5cDSML\uff5c' %}<{{ dsml }}tool_calls>", "dsml4"),
+        ("<|tool_call_begin|>", "kimi"),
+        ("<minimax:tool_call>", "minimax"),
+        ("<TOOLCALL>[", "nemotron"),
+        ("<|tool_call|><|/tool_call|>", "granite"),
+        ("<|tool_list_start|>", "lfm2"),
+        ("]<]minimax[>[<tool_call>", None),  # a form that is not known
+        ("<tools:new><call>", None),
+    ],
+)
+def test_formats_are_found_from_templates(template: str, style: str | None) -> None:
+    call_format = AnswerStyle.of(SimpleNamespace(chat_template=template)).call_format
+    assert (None if call_format is None else call_format.name) == style
+
+
+def real_templates() -> list[Path]:
+    folder = Path(os.environ.get("PATCHKV_TOKENIZERS") or "/nowhere")
+    return sorted([*folder.glob("*.jinja"), *folder.glob("*/tokenizer.json")])
+
+
+@pytest.mark.skipif(
+    not real_templates(), reason="PATCHKV_TOKENIZERS names no folder of templates or tokenizers"
+)
+@pytest.mark.parametrize("path", real_templates(), ids=lambda path: path.stem + path.parent.stem)
+def test_calls_survive_real_templates(path: Path, tokenizer_with: Callable[..., Any]) -> None:
+    """Of the folder that `PATCHKV_TOKENIZERS` names: tokenizers, and templates alone (*.jinja)."""
     from transformers import AutoTokenizer
 
-    tried = 0
-    for path in sorted(Path(folder).iterdir()):
-        if (path / "tokenizer.json").is_file():
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            if AnswerStyle.of(tokenizer).call_format is not None:
-                check_round_trip(tokenizer, content="", calls=1, call_id="abcdefghi")
-                tried += 1
-    assert tried
+    if path.suffix == ".jinja":
+        tokenizer = tokenizer_with(path.read_text())
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent)
+    style = AnswerStyle.of(tokenizer)
+    if style.call_format is None:
+        pytest.skip("it shows no calls in a form that is known")
+    identifier = "functions.weather:0" if style.call_format.name == "kimi" else "abcdefghi"
+    call = ToolCall.of("weather", {"city": "Zürich", "days": 3}, identifier)
+    try:
+        asked = render(ASKED, tokenizer, tools=TOOLS).text
+        whole, plain = (
+            render([*ASKED, message], tokenizer, tools=TOOLS, add_generation_prompt=False).text
+            for message in (
+                Message("assistant", content="", tool_calls=(call,)),
+                Message("assistant", content="PLAIN"),
+            )
+        )
+    except TemplateError:
+        pytest.skip("it cannot be rendered by Transformers")
+    text = whole.removesuffix(plain.rpartition("PLAIN")[2])
+    start = len(os.path.commonprefix([asked, whole]))
+    if start < len(asked):  # prompts end with a beginning of reasoning that answers do not show
+        start = whole.rfind("<", 0, start + 1)
+    if "weather" not in text[start:]:
+        pytest.skip("it shows no calls of earlier answers")
+    parser = style.parser(TOOLS)
+    begin, end = style.call_format.thinking
+    reasons = asked.rstrip().endswith(begin.rstrip())
+    for character in (end if reasons else "") + text[start:]:
+        parser.feed(character)
+    parser.finish()
+    calls = [(call.name, call.arguments) for call in parser.answer.calls]
+    assert calls == [(call.name, call.arguments)], text[start:]

@@ -1,17 +1,15 @@
-"""What the formats of calls have in common."""
+"""The parts that formats of calls share: their interface, blocks between markers, JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from patchkv_agents.context.frozen import FrozenJson
+from patchkv_agents.context.answers.arguments import Tools
 from patchkv_agents.context.messages import ToolCall
 from patchkv_agents.errors import ContextError
-
-Tools = Mapping[str, Mapping[str, Any]]
-"""Schemas of the properties of each tool's arguments, by the tool's name."""
 
 
 class NotACall(Exception):
@@ -85,17 +83,50 @@ class CallFormat(Protocol):
         ...
 
 
-def properties_of(tools: Iterable[FrozenJson]) -> Tools:
-    """The `Tools` of tool schemas, in OpenAI's form or without its envelope."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for tool in tools:
-        value = tool.load()
-        function = value.get("function", value)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            parameters = function.get("parameters")
-            shown = parameters.get("properties") if isinstance(parameters, dict) else None
-            found[function["name"]] = shown if isinstance(shown, dict) else {}
-    return found
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """Calls in blocks between two markers; the base of most formats.
+
+    Attributes:
+        name, markers, thinking, lead, id_form: see `CallFormat`.
+        begin, end: the markers of a block. A block that is not closed ends with the answer.
+    """
+
+    name: str
+    begin: str
+    end: str
+    inner: tuple[str, ...] = ()
+    thinking: tuple[str, str] = ("<think>", "</think>")
+    lead: str = ""
+    id_form: str = "call_{:.24}"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """As `CallFormat.markers`."""
+        return (self.begin, self.end, *self.inner, *(mark.strip() for mark in self.thinking))
+
+    def find(
+        self, text: str, tools: Tools, *, is_start: bool, is_end: bool
+    ) -> tuple[int, int | None]:
+        """As `CallFormat.find`. An end marker in an argument does not end the call."""
+        candidates = list(find_enclosed(text, self.begin, self.end, is_end=is_end))
+        for start, stop in candidates:
+            if stop is None:
+                return start, None
+            try:
+                self.read(text[start:stop], tools)
+            except MalformedCall:
+                continue
+            return start, stop
+        return candidates[0]  # none can be read: the shortest one
+
+    def read(self, block: str, tools: Tools) -> list[ToolCall]:
+        """As `CallFormat.read`."""
+        raise NotImplementedError
+
+    def inside(self, block: str) -> str:
+        """The text between the markers, without white space around it."""
+        return block.removeprefix(self.begin).removesuffix(self.end).strip()
 
 
 def find_enclosed(
@@ -139,7 +170,7 @@ def call_of(value: Any) -> ToolCall:
         value = {**value, **value["function"]}
     if not isinstance(value, dict):
         raise MalformedCall(f"a call is a JSON object, and this is {json.dumps(value)[:80]}")
-    name = value.get("name")
+    name = value.get("name", value.get("tool_name"))  # Cohere: tool_name
     if not isinstance(name, str) or not name:
         raise MalformedCall("the call has no name")
     arguments = value.get("arguments", value.get("parameters"))

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from patchkv_agents.context.answers.arguments import Tools, typed_value
 from patchkv_agents.context.answers.formats.base import (
+    BlockFormat,
     MalformedCall,
     NotACall,
-    Tools,
     held_back,
     load_json,
     make_call,
-)
-from patchkv_agents.context.answers.formats.hermes import (
-    CLOSING,
-    OPENING,
-    HermesFormat,
-    inside,
 )
 from patchkv_agents.context.messages import ToolCall
 
 _PAIR = re.compile(
     r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|\Z)", re.DOTALL
 )
-_PAIR_MARKERS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _TURN = "<|assistant|>"
 
 
 @dataclass(frozen=True, slots=True)
-class GlmFormat(HermesFormat):
+class GlmFormat(BlockFormat):
     """`<tool_call>name`, then pairs of `<arg_key>` and `<arg_value>`, `</tool_call>`.
 
     Values are text for arguments whose schema says text, JSON for others.
     """
 
     name: str = "glm"
-    markers: tuple[str, ...] = (OPENING, CLOSING, *_PAIR_MARKERS, "<think>", "</think>")
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
+    inner: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     lead: str = "\n"
 
     def read(self, block: str, tools: Tools) -> list[ToolCall]:
         """As `CallFormat.read`."""
-        text = inside(block)
+        text = self.inside(block)
         head = text.find("<arg_key>")
         name = (text if head < 0 else text[:head]).strip()
         if not name or "\n" in name or "<" in name:
@@ -56,24 +51,14 @@ class GlmFormat(HermesFormat):
             if pair is None:
                 raise MalformedCall(f"the arguments of {name} are not pairs of a key and a value")
             key, value = pair[1].strip(), pair[2]
-            arguments[key] = _value(value, tools.get(name, {}).get(key))
+            arguments[key] = typed_value(value, tools.get(name, {}).get(key, frozenset()))
             place = pair.end()
         return [make_call(name, arguments)]
 
     def opening(self, tools: Iterable[str]) -> str:
         """As `CallFormat.opening`."""
         names = list(tools)
-        return f"{OPENING}{names[0]}\n" if len(names) == 1 else OPENING
-
-
-def _value(text: str, schema: Any) -> Any:
-    declared = schema.get("type") if isinstance(schema, dict) else None
-    if declared == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+        return f"{self.begin}{names[0]}\n" if len(names) == 1 else self.begin
 
 
 @dataclass(frozen=True, slots=True)

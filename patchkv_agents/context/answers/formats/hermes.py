@@ -1,4 +1,4 @@
-"""Calls as JSON between `<tool_call>` and `</tool_call>`: Hermes, Qwen, SmolLM and others."""
+"""Calls as JSON between two markers: Hermes, Qwen, Nemotron, Phi-4, Cohere and others."""
 
 from __future__ import annotations
 
@@ -6,62 +6,73 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from patchkv_agents.context.answers.arguments import Tools
 from patchkv_agents.context.answers.formats.base import (
+    BlockFormat,
     MalformedCall,
-    Tools,
     call_of,
-    find_enclosed,
-    load_json,
+    next_json,
 )
+from patchkv_agents.context.answers.formats.functions import read_functions
 from patchkv_agents.context.messages import ToolCall
-
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class HermesFormat:
-    """One object, or a list of objects, with `name` and `arguments`; any number of blocks."""
+class JsonFormat(BlockFormat):
+    """One object, or a list of objects, with `name` and `arguments`; any number of blocks.
+
+    Attributes:
+        is_list: whether the model's template writes a list.
+        keys: of the name and of the arguments, as the model's template writes them.
+    """
 
     name: str = "hermes"
-    markers: tuple[str, ...] = (OPENING, CLOSING, "<think>", "</think>")
-    thinking: tuple[str, str] = ("<think>", "</think>")
-    lead: str = ""
-    id_form: str = "call_{:.24}"
-
-    def find(
-        self, text: str, tools: Tools, *, is_start: bool, is_end: bool
-    ) -> tuple[int, int | None]:
-        """As `CallFormat.find`. A closing marker in an argument does not end the call."""
-        return first_readable(self, text, tools, is_end=is_end)
+    begin: str = "<tool_call>"
+    end: str = "</tool_call>"
+    is_list: bool = False
+    keys: tuple[str, str] = ("name", "arguments")
 
     def read(self, block: str, tools: Tools) -> list[ToolCall]:
-        """As `CallFormat.read`."""
-        value = load_json(inside(block))
-        return [call_of(item) for item in (value if isinstance(value, list) else [value])]
+        """As `CallFormat.read`. Models that were trained on both forms may write functions."""
+        text = self.inside(block)
+        if text.startswith("<function="):
+            return read_functions(text, tools)
+        calls: list[ToolCall] = []
+        place = 0
+        while place < len(text):  # MiniMax M1 writes one object a line
+            value, place = next_json(text, place)
+            calls += [call_of(item) for item in (value if isinstance(value, list) else [value])]
+            place += len(text[place:]) - len(text[place:].lstrip())
+        if not calls:
+            raise MalformedCall("there is no JSON object between the markers")
+        return calls
 
     def opening(self, tools: Iterable[str]) -> str:
         """As `CallFormat.opening`."""
         names = list(tools)
-        head = f'{OPENING}\n{{"name": '
-        return f'{head}{json.dumps(names[0])}, "arguments":' if len(names) == 1 else f'{head}"'
+        first, second = self.keys
+        head = f'{self.begin}{"[" if self.is_list else chr(10)}{{"{first}": '
+        return f'{head}{json.dumps(names[0])}, "{second}":' if len(names) == 1 else f'{head}"'
 
 
-def inside(block: str) -> str:
-    """What is between the markers."""
-    return block.removeprefix(OPENING).removesuffix(CLOSING).strip()
+@dataclass(frozen=True, slots=True)
+class GraniteFormat(JsonFormat):
+    """A list of objects behind a marker, to the end of the answer: Granite 3, Phi-4-mini."""
 
+    name: str = "granite"
+    begin: str = "<|tool_call|>"
+    end: str = "<|/tool_call|>"
+    is_list: bool = True
 
-def first_readable(
-    call_format: HermesFormat, text: str, tools: Tools, *, is_end: bool
-) -> tuple[int, int | None]:
-    """The first block between markers that can be read; if none can, the shortest one."""
-    candidates = list(find_enclosed(text, OPENING, CLOSING, is_end=is_end))
-    for start, stop in candidates:
-        if stop is None:
-            return start, None
-        try:
-            call_format.read(text[start:stop], tools)
-        except MalformedCall:
-            continue
+    def find(
+        self, text: str, tools: Tools, *, is_start: bool, is_end: bool
+    ) -> tuple[int, int | None]:
+        """As `CallFormat.find`. Granite has no end marker: its list ends the block."""
+        start, stop = BlockFormat.find(self, text, tools, is_start=is_start, is_end=is_end)
+        if stop == len(text) and is_end and not text.endswith(self.end):
+            try:
+                _, end = next_json(text, start + len(self.begin))
+            except MalformedCall:
+                return start, stop
+            return start, end
         return start, stop
-    return candidates[0]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from patchkv_agents.context.answers.arguments import Tools
 from patchkv_agents.context.answers.formats.base import (
     MalformedCall,
-    Tools,
     call_of,
     find_enclosed,
     load_json,
