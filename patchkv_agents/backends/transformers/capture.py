@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from patchkv_agents.backends.transformers.attention import sink_as_key
 from patchkv_agents.backends.transformers.map_capture import MapCapture
 from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.ranges import mask_of
@@ -76,6 +77,7 @@ class AttentionCapture:
         query: torch.Tensor,
         key: torch.Tensor,
         scaling: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Add what the announced queries among rows `[start, start + rows)` attend to.
 
@@ -85,6 +87,8 @@ class AttentionCapture:
             query: `[heads, rows, head_dim]`.
             key: `[kv_heads, start + rows, head_dim]`.
             scaling: factor of the scores; None is `head_dim ** -0.5`.
+            sinks: scores of each head that take part in the softmax, `[heads]`; block maps leave
+                them out, as each row of a map is normalised.
         """
         if self._block_map is not None:
             self._block_map.observe(layer, start, query, key, scaling)
@@ -94,11 +98,17 @@ class AttentionCapture:
         for first, last in self._queries:
             first, last = max(first, start), min(last, stop)
             if first < last:
-                self._add(query[:, first - start : last - start], key[:, :last], scaling)
+                self._add(query[:, first - start : last - start], key[:, :last], scaling, sinks)
                 if layer == self._counting_layer:
                     self._observed += last - first
 
-    def _add(self, query: torch.Tensor, key: torch.Tensor, scaling: float | None) -> None:
+    def _add(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        scaling: float | None,
+        sinks: torch.Tensor | None,
+    ) -> None:
         """Add the attention of rows that `key` ends with; shapes as for `add_received_mass`."""
         mass = self._mass.get(key.device)
         if mass is None:
@@ -107,7 +117,13 @@ class AttentionCapture:
         if missing > 0:
             mass = F.pad(mass, (0, missing))
         self._mass[key.device] = mass
-        add_received_mass(mass, query, key, scaling=scaling)
+        if sinks is None:
+            add_received_mass(mass, query, key, scaling=scaling)
+            return
+        query, key, _, scaling = sink_as_key(query, key, key, sinks, scaling)
+        received = torch.zeros(key.shape[1], dtype=torch.float32, device=key.device)
+        add_received_mass(received, query, key, scaling=scaling)
+        mass[: key.shape[1] - 1] += received[1:]
 
     def block_map(self, tokens: int) -> BlockMap | None:
         """The block map of the first `tokens` tokens; None if it is not collected."""

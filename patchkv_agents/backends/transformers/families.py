@@ -35,6 +35,7 @@ _FAMILIES = (
     Family("glm", "GLM-4 (2024)", RopeLayout.INTERLEAVED, "partial RoPE, interleaved"),
     Family("glm4", "GLM-4-0414", RopeLayout.INTERLEAVED, "partial RoPE, interleaved"),
     Family("glm4_moe", "GLM-4.5", notes="partial RoPE, half-split; experts"),
+    Family("gpt_oss", "gpt-oss", notes="attention sinks; sliding-window layers; experts"),
     Family("granite", "Granite 3", notes="scaled scores and residuals"),
     Family("llama", "Llama 2 and 3, SmolLM2", notes="Llama 3 RoPE scaling"),
     Family("mistral", "Mistral, Mistral Small", notes="sliding window where configured"),

@@ -20,9 +20,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from patchkv_agents.backends.transformers.attention import (
+    explicit_attention,
     run_attention,
     scattered_attention,
-    softcapped_attention,
 )
 from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.errors import UnsupportedModelError
@@ -41,7 +41,7 @@ SPAN_TOKENS = 1024
 MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Which keys queries see: (batch, head, query positions, key positions) to bool."""
 
-_UNDERSTOOD = frozenset({"sliding_window", "softcap", "is_causal"})
+_UNDERSTOOD = frozenset({"sliding_window", "softcap", "is_causal", "s_aux"})
 """Arguments of an attention call that change its result, and are heeded."""
 _WITHOUT_EFFECT = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions"})
 
@@ -132,7 +132,8 @@ def _attention(
         attention_mask: what `_mask` returned.
         scaling: factor of the scores; None is `head_dim ** -0.5`.
         dropout: used outside `forward_rows` only.
-        kwargs: `sliding_window` and `softcap` where the layer has them, and others.
+        kwargs: `sliding_window`, `softcap` and `s_aux` (sinks) where the layer has them, and
+            others.
 
     Returns:
         `[1, rows, heads, head_dim]`, and None for the weights.
@@ -141,11 +142,11 @@ def _attention(
         UnsupportedModelError: the layer asks for what this function does not do.
     """
     active = _ACTIVE.get()
-    softcap = kwargs.get("softcap")
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if active is None:
-        if softcap is not None:
-            output = softcapped_attention(
-                query, key, value, attention_mask, scaling=scaling, softcap=softcap
+        if softcap is not None or sinks is not None:
+            output = explicit_attention(
+                query, key, value, attention_mask, scaling=scaling, softcap=softcap, sinks=sinks
             )
             return output.transpose(1, 2).contiguous(), None
         return sdpa_attention_forward(
@@ -158,23 +159,27 @@ def _attention(
         if attention_mask is not None and attention_mask.dtype == torch.int64:  # from `_mask`
             active.record.mask_of[layer] = int(attention_mask.flatten()[0])
         active.record.window_of[layer] = window
+    settings: dict[str, Any] = {
+        "scaling": scaling,
+        "window": window,
+        "softcap": softcap,
+        "sinks": sinks,
+    }
     output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     for span in _spans(active.standing):
         first, last = span[0], span[-1]
         rows, stop = slice(first[0], last[0] + last[2] - last[1]), last[2]
         run, keys, values = query[:, :, rows], key[:, :, :stop], value[:, :, :stop]
         if len(span) == 1:
-            part = run_attention(run, keys, values, scaling=scaling, window=window, softcap=softcap)
+            part = run_attention(run, keys, values, **settings)
         else:
             positions = np.concatenate([np.arange(start, stop) for _, start, stop in span])
-            part = scattered_attention(
-                run, keys, values, positions, scaling=scaling, window=window, softcap=softcap
-            )
+            part = scattered_attention(run, keys, values, positions, **settings)
         output[:, rows] = part.transpose(1, 2)
     if active.capture is not None and window is None and softcap is None:
         for offset, start, stop in active.standing.packed():
             run = query[0, :, offset : offset + stop - start]
-            active.capture.observe(layer, start, run, key[0, :, :stop], scaling)
+            active.capture.observe(layer, start, run, key[0, :, :stop], scaling, sinks)
     return output, None
 
 

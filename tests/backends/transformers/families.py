@@ -19,6 +19,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -67,6 +68,9 @@ TINY: dict[str, Callable[[], PreTrainedConfig]] = {
     "glm4": lambda: Glm4Config(**SIZES, **HEADS, rope_parameters=HALF),
     "glm4_moe": lambda: Glm4MoeConfig(
         **SIZES, **HEADS, **GLM_EXPERTS, rope_parameters=HALF, use_qk_norm=True
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **SIZES, **HEADS, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW
     ),
     "granite": lambda: GraniteConfig(
         **SIZES,
