@@ -101,9 +101,7 @@ def test_a_softcap_without_a_mask_is_causal():
     )
     changed = explicit_attention(query, key, value, mask.new_ones(5, 5), **options)
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(
-            changed, explicit_attention(query, key, value, mask, **options)
-        )
+        torch.testing.assert_close(changed, explicit_attention(query, key, value, mask, **options))
 
 
 def test_a_key_in_front_stands_for_sinks():
