@@ -30,16 +30,25 @@ class Rope:
         inv_freq: the model's own float32 frequencies, `[rotary_dim / 2]`; where its layers differ,
             `[layers, rotary_dim / 2]`, zeros for a layer that does not rotate its keys.
         layout: which channels form a pair.
+        widths: number of pairs that each layer rotates, where that differs; the rest of a row of
+            `inv_freq` is zero. None: all.
     """
 
     inv_freq: npt.NDArray[np.float32]
     layout: RopeLayout
+    widths: tuple[int, ...] | None = None
 
     def of_layers(self, layers: range) -> Rope:
         """The rope of some consecutive layers."""
         if self.inv_freq.ndim == 1:
             return self
-        return replace(self, inv_freq=self.inv_freq[layers.start : layers.stop])
+        part = self.inv_freq[layers.start : layers.stop]
+        if self.widths is None:
+            return replace(self, inv_freq=part)
+        widths = self.widths[layers.start : layers.stop]
+        if len(set(widths)) == 1:
+            return replace(self, inv_freq=part[:, : widths[0]], widths=None)
+        return replace(self, inv_freq=part, widths=widths)
 
     def runs(self, layers: range) -> list[tuple[range, Rope]]:
         """Consecutive layers of equal frequencies, and the rope of each such run, of one row."""

@@ -29,6 +29,7 @@ class RowMoves:
         cos, sin: float32 `[moves, rotary_dim / 2]`; None where no key is rotated. Where layers
             differ, `[tables, moves, rotary_dim / 2]`.
         tables: by layer, the index of its table; None where all layers have the same.
+        widths: number of pairs of each table that are rotated; None: all.
         moved: uint8 `[moves]`, 0 where a key is copied bit for bit; None where none is rotated.
         layout: how the model pairs channels.
         slots_stop: one past the last slot.
@@ -42,6 +43,7 @@ class RowMoves:
     layout: RopeLayout
     slots_stop: int
     tables: tuple[int, ...] | None = None
+    widths: tuple[int, ...] | None = None
 
     @classmethod
     def prepare(
@@ -79,11 +81,15 @@ class RowMoves:
         written = np.zeros_like(wanted) if quantised else payload.row_positions()[source]
         moved = np.full(len(source), True) if quantised else written != wanted
         table = to_device(np.stack([source, target]), device)
-        cos = sin = flags = tables = None
+        cos = sin = flags = tables = widths = None
         if moved.any():
             if rope.inv_freq.ndim == 2:
-                distinct, of_layer = np.unique(rope.inv_freq, axis=0, return_inverse=True)
-                rope, tables = replace(rope, inv_freq=distinct), tuple(of_layer.ravel().tolist())
+                pairs = rope.widths or (rope.inv_freq.shape[1],) * len(rope.inv_freq)
+                keys = np.column_stack([np.array(pairs, dtype=np.float32), rope.inv_freq])
+                distinct, of_layer = np.unique(keys, axis=0, return_inverse=True)
+                tables = tuple(of_layer.ravel().tolist())
+                widths = None if rope.widths is None else tuple(map(int, distinct[:, 0]))
+                rope = Rope(np.ascontiguousarray(distinct[:, 1:]), rope.layout)
             cos, sin = rotation_table(rope, written, wanted, device)
             flags = to_device(moved.astype(np.uint8), device)
         return cls(
@@ -95,6 +101,7 @@ class RowMoves:
             layout=rope.layout,
             slots_stop=int(target.max()) + 1 if len(target) else 0,
             tables=tables,
+            widths=widths,
         )
 
     def of_layers(self, layers: range) -> RowMoves:
@@ -124,7 +131,9 @@ class RowMoves:
     def _of_table(self, table: int) -> RowMoves:
         if self.cos is None or self.sin is None:
             return replace(self, tables=None)
-        return replace(self, cos=self.cos[table], sin=self.sin[table], tables=None)
+        width = self.cos.shape[2] if self.widths is None else self.widths[table]
+        cos, sin = (full[table, :, :width].contiguous() for full in (self.cos, self.sin))
+        return replace(self, cos=cos, sin=sin, tables=None, widths=None)
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -78,7 +78,9 @@ def scatter_rows(
     _check(payload, moves, keys, values)
     if not len(moves.rows):
         return
-    if keys.is_cuda:
+    if keys.shape[3] != values.shape[3] and keys.is_cuda:
+        scatter = _scatter_native
+    elif keys.is_cuda:
         from patchkv_kernels.triton_dequantize import scatter_rows_triton as scatter
     else:
         scatter = scatter_rows_cpu
@@ -91,6 +93,21 @@ def scatter_rows(
 def _layers(payload: Payload, layers: slice) -> Payload:
     tensors: dict[str, Any] = {name: tensor[layers] for name, tensor in payload.tensors.items()}
     return replace(payload, **tensors)
+
+
+def _scatter_native(
+    payload: Payload, moves: RowMoves, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Rows as the model wrote them, on any device; for keys and values of two widths."""
+    stored = payload.keys.index_select(2, moves.rows)
+    rotated = stored
+    if moves.cos is not None and moves.sin is not None and moves.moved is not None:
+        rotated = torch.empty_like(stored)
+        rotate_keys(stored, moves.cos, moves.sin, layout=moves.layout, out=rotated)
+        rotated = torch.where(moves.moved[:, None] != 0, rotated, stored)
+    keys.index_copy_(2, moves.slots, rotated.to(keys.dtype))
+    taken = payload.values.index_select(2, moves.rows)
+    values.index_copy_(2, moves.slots, taken.to(values.dtype))
 
 
 def scatter_rows_cpu(
@@ -251,7 +268,8 @@ def _scatter_keys(
 
 def _check(payload: Payload, moves: RowMoves, keys: torch.Tensor, values: torch.Tensor) -> None:
     expected = (*payload.keys.shape[:2], keys.shape[2], payload.head_dim)
-    if keys.shape != expected or values.shape != expected:
+    width = payload.head_dim if payload.format.is_quantised else payload.values.shape[3]
+    if keys.shape != expected or values.shape != (*expected[:3], width):
         raise PayloadError(
             f"keys {tuple(keys.shape)} and values {tuple(values.shape)} cannot take rows of "
             f"{payload.layers} layers, {payload.keys.shape[1]} kv heads, head_dim "

@@ -18,7 +18,7 @@ import torch
 from patchkv_agents.checkpoint.checkpoint import QUANTISED_ORIGIN, Checkpoint
 from patchkv_agents.checkpoint.extents import Extent, extents_of
 from patchkv_agents.checkpoint.precision import PrecisionPolicy, block_formats
-from patchkv_agents.checkpoint.shards import CacheShard, gather
+from patchkv_agents.checkpoint.shards import CacheShard, are_even, gather
 from patchkv_agents.ranges import BoolArray, mask_of, ranges_of
 from patchkv_kernels import PayloadFormat, Rope
 from patchkv_kernels.payload import Payload
@@ -77,14 +77,14 @@ def offload(
         checkpoint: of the context whose rows the cache holds.
         shards: all layers of the cache; not changed.
         rope: of the model.
-        precision: chooses formats; None stores every row losslessly, and so do heads whose size
-            is not a multiple of 8, which the formats need.
+        precision: chooses formats; None stores every row losslessly. So do heads whose size is
+            not a multiple of 8, and layers of several sizes (latents among them).
 
     Returns:
         A new checkpoint. Rows that lose precision change their origin from exact to quantised.
     """
     stored = checkpoint.stored
-    if precision is None or shards[0].keys.shape[3] % 8:
+    if precision is None or shards[0].keys.shape[3] % 8 or not are_even(shards):
         return checkpoint.with_extents((*checkpoint.extents, *store_rows(shards, ~stored, rope)))
     tokens = len(checkpoint)
     native = [e for e in checkpoint.extents if e.payload.format is PayloadFormat.NATIVE]

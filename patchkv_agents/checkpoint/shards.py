@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 
 from patchkv_kernels import Payload, PayloadFormat, Rope, quantize_gather
@@ -14,11 +15,11 @@ from patchkv_kernels import Payload, PayloadFormat, Rope, quantize_gather
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheShard:
-    """Consecutive layers that lie on one device. A model on one device has one shard.
+    """Consecutive layers of one size on one device; a model usually has one shard.
 
     Attributes:
         first: index of the first layer.
-        keys, values: `[layers, kv_heads, capacity, head_dim]`.
+        keys, values: `[layers, kv_heads, capacity, width]`.
     """
 
     first: int
@@ -36,6 +37,26 @@ class CacheShard:
         return self.keys.device
 
 
+def are_even(shards: Sequence[CacheShard]) -> bool:
+    """Whether all layers have keys and values of one size, as the quantised formats need."""
+    sizes = {(t.shape[1], t.shape[3]) for shard in shards for t in (shard.keys, shard.values)}
+    return len(sizes) == 1
+
+
+def unfolded(stored: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """Rows of some layers as their cache has them: `[layers, kv_heads, rows, width]`.
+
+    Args:
+        stored: such rows, or folded ones, `[layers, 1, rows, elements]`, padded at the end.
+        cache: of the layers, `[layers, kv_heads, capacity, width]`.
+    """
+    heads, width = cache.shape[1], cache.shape[3]
+    if stored.shape[1] == heads and stored.shape[3] == width:
+        return stored
+    rows = stored[:, 0, :, : heads * width].unflatten(-1, (heads, width))
+    return rows.transpose(1, 2)
+
+
 def gather(
     shards: Sequence[CacheShard],
     ranges: Sequence[tuple[int, int, int]],
@@ -50,6 +71,8 @@ def gather(
         shards: all layers, in order; not changed.
         ranges, format, rope, channels: as for `quantize_gather`, of all layers.
     """
+    if not are_even(shards):
+        return _gather_folded(shards, ranges)
     parts = []
     for shard in shards:
         own = slice(shard.layers.start, shard.layers.stop)
@@ -71,6 +94,40 @@ def gather(
     if format.is_quantised and channels is not None:
         tensors["key_channels"] = channels  # the same object, by which payloads are joined
     return replace(parts[0], **tensors)
+
+
+def _gather_folded(shards: Sequence[CacheShard], ranges: Sequence[tuple[int, int, int]]) -> Payload:
+    """Rows of layers of several sizes, as the model wrote them, with the heads of a row in one.
+
+    Rows of narrow layers are padded to the widest layer's.
+    """
+    tensors = {}
+    for name in ("keys", "values"):
+        sources = [getattr(shard, name) for shard in shards]
+        elements = max(source.shape[1] * source.shape[3] for source in sources)
+        dtype = reduce(torch.promote_types, (source.dtype for source in sources))
+        shape = (
+            sum(map(len, sources)),
+            1,
+            sum(stop - start for start, stop, _ in ranges),
+            elements,
+        )
+        pinned = any(source.is_cuda for source in sources)
+        tensors[name] = torch.zeros(shape, dtype=dtype, pin_memory=pinned)
+        for shard, source in zip(shards, sources, strict=True):
+            out, row = tensors[name][shard.first : shard.first + len(source), 0], 0
+            for start, stop, _ in ranges:
+                rows = source[:, :, start:stop].transpose(1, 2).flatten(2)
+                out[:, row : row + stop - start, : rows.shape[2]] = rows
+                row += stop - start
+    lengths = [stop - start for start, stop, _ in ranges]
+    return Payload(
+        format=PayloadFormat.NATIVE,
+        keys=tensors["keys"],
+        values=tensors["values"],
+        block_rows=np.cumsum([0, *lengths]),
+        positions=np.array([written for _, _, written in ranges], dtype=np.int64),
+    )
 
 
 def _joined(tensors: list[torch.Tensor], format: PayloadFormat) -> torch.Tensor:

@@ -229,14 +229,12 @@ class KVSequence:
         """
         checkpoint = load.checkpoint
         for payload in {extent.payload for extent in checkpoint.extents}:
-            if (payload.layers, payload.keys.shape[1]) != (
-                self._adapter.layers,
-                self._adapter.kv_heads,
-            ):
+            heads = self._adapter.kv_heads if self._adapter.is_even else 1  # see `gather`
+            if (payload.layers, payload.keys.shape[1]) != (self._adapter.layers, heads):
                 raise CheckpointError(
                     f"the stored checkpoint of version {version} has {payload.layers} layers of "
                     f"{payload.keys.shape[1]} heads, and the model {self._adapter.layers} of "
-                    f"{self._adapter.kv_heads}: delete it"
+                    f"{heads}: delete it"
                 )
         self._state = Loading(version, checkpoint, load)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from patchkv_agents.checkpoint import Extent
-from patchkv_agents.checkpoint.shards import CacheShard
+from patchkv_agents.checkpoint.shards import CacheShard, unfolded
 from patchkv_agents.ranges import IntArray
 from patchkv_kernels import Rope, RowMoves, scatter_rows
 from patchkv_kernels.payload import Payload
@@ -104,7 +104,11 @@ class _ShardWriter:
         for part in self._parts:
             staged = _staged(part.payload, layers, self.shard.device)
             moves = part.moves.of_layers(layers)
-            scatter_rows(staged, moves, self.shard.keys[own], self.shard.values[own])
+            keys, values = self.shard.keys[own], self.shard.values[own]
+            staged = replace(
+                staged, keys=_as_in(staged, "keys", keys), values=_as_in(staged, "values", values)
+            )
+            scatter_rows(staged, moves, keys, values)
 
 
 class Restoration:
@@ -207,6 +211,12 @@ def _staged(payload: Payload, layers: range, device: torch.device) -> Payload:
         name: tensor[own].to(device, non_blocking=True) for name, tensor in payload.tensors.items()
     }
     return replace(payload, **tensors)
+
+
+def _as_in(payload: Payload, name: str, cache: torch.Tensor) -> torch.Tensor:
+    """A payload's keys or values in the shape of their cache."""
+    tensor: torch.Tensor = getattr(payload, name)
+    return tensor if payload.format.is_quantised else unfolded(tensor, cache)
 
 
 def _bytes_read(part: _Part) -> int:

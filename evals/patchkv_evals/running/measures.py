@@ -89,5 +89,7 @@ def report_fields(report: RecoveryReport) -> dict[str, Any]:
 
 def payload_ratio(payload_bytes: int, rows: int, adapter: ModelAdapter) -> float | None:
     """Bytes read to those of the `rows` restored from them in 16 bits; None without rows."""
-    keys_and_values = 2 * adapter.layers * adapter.kv_heads * adapter.head_dim
+    keys_and_values = sum(
+        place.kv_heads * (place.key_width + place.value_width) for place in adapter.placements
+    )
     return payload_bytes / (2 * rows * keys_and_values) if rows else None

@@ -29,7 +29,7 @@ from patchkv_agents.backends.transformers.row_attention import (
     activated,
     active_rows,
 )
-from patchkv_agents.backends.transformers.verdict import layer_types
+from patchkv_agents.backends.transformers.verdict import layer_types, rope_parameters
 from patchkv_agents.checkpoint.shards import CacheShard
 from patchkv_agents.errors import UnsupportedModelError
 from patchkv_agents.ranges import RowSet
@@ -62,6 +62,9 @@ class _RowLayer(CacheLayerMixin):
         active = active_rows()
         if active is None:
             raise RuntimeError("a RowCache is written only through `forward_rows`")
+        latent_first = self._owner.placements[self._index].latent_first
+        if latent_first:
+            key_states, value_states = value_states, key_states
         if active.ready is not None:
             active.ready(self._index)
         if active.fresh is not None:
@@ -74,7 +77,8 @@ class _RowLayer(CacheLayerMixin):
         if active.last_layer == self._index:
             raise LayerReached
         visible = active.standing.stop
-        return keys[None, :, :visible], values[None, :, :visible]
+        seen = keys[None, :, :visible], values[None, :, :visible]
+        return seen[::-1] if latent_first else seen
 
     def get_seq_length(self) -> int:
         return self._owner.filled
@@ -88,16 +92,29 @@ class _RowLayer(CacheLayerMixin):
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Where a layer's keys and values are made, and in which dtype: there they are kept."""
+    """Where a layer's keys and values are made and kept, and their shape.
+
+    Attributes:
+        device, dtype: of both.
+        kv_heads, key_width, value_width: sizes of one token's rows.
+        latent_first: the model hands its cache a latent in the place of keys and the rotated part
+            of the keys in the place of values (latent attention, MLA, arXiv 2405.04434, 2.1). The
+            part that rotates is kept as keys here.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    kv_heads: int
+    key_width: int
+    value_width: int
+    latent_first: bool = False
 
 
 class RowCache(Cache):
-    """Keys and values of one thread, written by row; the layers of a device in one tensor.
+    """Keys and values of one thread, written by row; neighbours of one kind in one tensor.
 
     Attributes:
+        placements: of the layers that have rows of their own.
         shards: all layers in order. Rows never written hold garbage.
         filled: one past the last row that was written.
     """
@@ -106,16 +123,16 @@ class RowCache(Cache):
         self,
         placements: Sequence[LayerPlacement],
         *,
-        kv_heads: int,
-        head_dim: int,
         capacity: int,
     ) -> None:
+        self.placements = tuple(placements)
         shards: list[CacheShard] = []
         for place, group in groupby(placements):
             first = shards[-1].layers.stop if shards else 0
-            shape = (len(list(group)), kv_heads, capacity, head_dim)
+            shape = (len(list(group)), place.kv_heads, capacity)
             keys, values = (
-                torch.empty(shape, dtype=place.dtype, device=place.device) for _ in range(2)
+                torch.empty(*shape, width, dtype=place.dtype, device=place.device)
+                for width in (place.key_width, place.value_width)
             )
             shards.append(CacheShard(first, keys, values))
         self.shards = tuple(shards)
@@ -186,11 +203,12 @@ def plain_call(
         shift: position of the first token.
 
     Returns:
-        Logits of the last token, `[vocab]`; keys and values of each layer, `[kv_heads, tokens,
-        head_dim]`, where the layer makes them.
+        Logits of the last token, `[vocab]`; keys and values of each layer that has rows of its
+        own, `[kv_heads, tokens, width]`, where the layer makes them. Of a layer with latents: the
+        rotated part of the keys, and the latents.
 
     Raises:
-        UnsupportedModelError: the model keeps other state than keys and values of one shape.
+        UnsupportedModelError: the model keeps other state than one key and one value per token.
     """
     cache = DynamicCache()  # without the configuration: no layer drops rows
     device = input_device(model)
@@ -202,15 +220,43 @@ def plain_call(
         **{_cache_argument(model): cache},
     )
     layers: list[Any] = cache.layers
-    rows: list[Any] = [
-        (getattr(each, "keys", None), getattr(each, "values", None)) for each in layers
-    ]
-    shapes = {getattr(tensor, "shape", None) for pair in rows for tensor in pair}
-    if len(shapes) != 1 or None in shapes:
+    rows = [_rows_of(layer, len(token_ids)) for layer in layers]
+    if any(_is_latent_first(model, *pair) for pair in rows):
+        rows = [(values, keys) for keys, values in rows]
+    return output.logits[0, -1], rows
+
+
+def _rows_of(layer: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values `[kv_heads, tokens, width]` of a layer of Transformers' cache."""
+    state = {name: each for name, each in vars(layer).items() if isinstance(each, torch.Tensor)}
+    keys, values = state.pop("keys", None), state.pop("values", None)
+    further = any(tensor.ndim > 2 for tensor in state.values())
+    if keys is None or values is None or keys.shape[:3] != values.shape[:3] or further:
         raise UnsupportedModelError(
-            "it keeps other state than one key and one value of equal size per token and layer"
+            "it keeps other state than one key and one value per token and layer"
         )
-    return output.logits[0, -1], [(keys[0], values[0]) for keys, values in rows]
+    if keys.ndim != 4 or keys.shape[2] != tokens:
+        raise UnsupportedModelError("it keeps keys of some tokens only")
+    return keys[0], values[0]
+
+
+def _is_latent_first(model: PreTrainedModel, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether a layer's keys are latents, and its values the part of the keys that is rotated."""
+    text = model.config.get_text_config(decoder=True)
+    latent = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
+    return len(keys) == 1 and (keys.shape[2], values.shape[2]) == latent
+
+
+def _longest_context(text: Any) -> int:
+    """Tokens for which a model's positions were made; YaRN's factor extends them."""
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        return NO_LIMIT
+    for parameters in rope_parameters(text):
+        if parameters.get("rope_type") == "yarn":
+            original = parameters.get("original_max_position_embeddings") or longest
+            longest = max(longest, int(original * float(parameters.get("factor") or 1.0)))
+    return longest
 
 
 def _scored_layers(config: Any) -> tuple[int, ...]:
@@ -229,7 +275,9 @@ class ModelAdapter:
 
     Attributes:
         model: the model.
-        layers, kv_heads, head_dim: its sizes.
+        layers: those that have rows of their own; others use the rows of one of these.
+        kv_heads, head_dim: sizes of the first layer's keys.
+        is_even: whether all layers have keys and values of one size.
         max_tokens: its longest context.
         scored_layers: layers whose attention an `AttentionCapture` can collect.
         placements: of each layer's keys and values, as found by running one token: layers may lie
@@ -243,13 +291,8 @@ class ModelAdapter:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        config = model.config.get_text_config()
-        self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = getattr(config, "num_key_value_heads", config.num_attention_heads)
-        self.head_dim: int = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.max_tokens: int = getattr(config, "max_position_embeddings", NO_LIMIT)
+        config = model.config.get_text_config(decoder=True)
+        self.max_tokens: int = _longest_context(config)
         self.scored_layers = _scored_layers(config)
         model.set_attn_implementation(ATTENTION_NAME)
         if model.config._attn_implementation != ATTENTION_NAME:
@@ -258,7 +301,21 @@ class ModelAdapter:
         self.lock = model_lock(model)
         with self.lock:
             _, rows = plain_call(model, np.zeros(1, dtype=np.int64))
-        self.placements = tuple(LayerPlacement(keys.device, keys.dtype) for keys, _ in rows)
+        # What a model hands its cache is not always named so that its keys come first.
+        latent = any(_is_latent_first(model, values, keys) for keys, values in rows)
+        self.placements = tuple(
+            LayerPlacement(
+                keys.device, keys.dtype, len(keys), keys.shape[2], values.shape[2], latent
+            )
+            for keys, values in rows
+        )
+        self.layers = len(self.placements)
+        self.kv_heads, self.head_dim = (
+            self.placements[0].kv_heads,
+            self.placements[0].key_width,
+        )
+        sizes = {(each.kv_heads, each.key_width, each.value_width) for each in self.placements}
+        self.is_even = len(sizes) == 1 and self.head_dim == self.placements[0].value_width
 
     @property
     def device(self) -> torch.device:
@@ -277,9 +334,7 @@ class ModelAdapter:
 
     def new_cache(self, capacity: int) -> RowCache:
         """An empty cache with room for `capacity` rows."""
-        return RowCache(
-            self.placements, kv_heads=self.kv_heads, head_dim=self.head_dim, capacity=capacity
-        )
+        return RowCache(self.placements, capacity=capacity)
 
     @torch.inference_mode()
     def forward_rows(
@@ -365,12 +420,14 @@ class ModelAdapter:
         positions = active.rows.positions()
         ids = torch.from_numpy(token_ids[positions])[None].to(self.device)
         position_ids = torch.from_numpy(positions)[None].to(self.device)
+        # As indices: of a number, Gemma 4 cuts the queries of its last layers too.
+        keep = torch.arange(len(positions) - count, len(positions), device=ids.device)
         with self.lock, activated(active):
             output = self.model(
                 input_ids=ids,
                 position_ids=position_ids,
                 use_cache=True,
-                logits_to_keep=count,
+                logits_to_keep=keep,
                 **{self._cache_argument: cache},
             )
         cache.filled = max(cache.filled, active.rows.stop)

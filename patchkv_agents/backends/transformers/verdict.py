@@ -16,6 +16,16 @@ _ROWS_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Types of layers whose state is one key and one value per token."""
 
 
+_OTHER_STATE = {
+    "deepseek_v4": "it keeps compressed blocks of tokens besides keys and values",
+    "inkling_text": "it has layers with recurrent state, which cannot be patched token by token",
+    "jamba": "it has layers with recurrent state, which cannot be patched token by token",
+    "minimax": "it has layers with recurrent state, which cannot be patched token by token",
+    "zaya": "it has layers with recurrent state, which cannot be patched token by token",
+}
+"""Reasons for text models whose configurations do not show them."""
+
+
 class SupportLevel(str, Enum):
     """What an engine can do with a model, from most to least."""
 
@@ -94,18 +104,17 @@ def _refusals(config: Any, text: Any) -> Iterator[str]:
     """Reasons for which nothing works."""
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder: its decoder's state depends on the encoder's input"
-    if getattr(text, "num_attention_heads", None) is None or _has_recurrence(text):
+    if _attribute(text, "num_attention_heads") is None or _has_recurrence(text):
         yield "it has layers with recurrent state, which cannot be patched token by token"
-    if getattr(text, "kv_lora_rank", None) is not None:
-        yield "its latent attention (MLA) keeps keys of another form than values"
-    if getattr(text, "num_kv_shared_layers", None):
-        yield "some of its layers use the keys and values of other layers"
+    if _attribute(text, "index_topk") is not None or _attribute(text, "index_n_heads") is not None:
+        yield "its sparse attention chooses keys by an index of its own (DSA)"
+    if text.model_type in _OTHER_STATE:
+        yield _OTHER_STATE[text.model_type]
     others = set(layer_types(text)) - _ROWS_TYPES
     if others:
         yield f"it has layers of type {', '.join(sorted(others))}"
-    if getattr(text, "is_causal", True) is False or getattr(
-        text, "use_bidirectional_attention", False
-    ):
+    bidirectional = getattr(text, "use_bidirectional_attention", False)  # "vision": pictures only
+    if getattr(text, "is_causal", True) is False or bidirectional in (True, "all"):
         yield "its attention is not causal"
     if getattr(text, "alibi", False):
         yield "its attention adds position biases (ALiBi)"
@@ -121,14 +130,30 @@ def _immovable(text: Any) -> Iterator[tuple[str, int | None]]:
     """Reasons for which keys cannot be moved, each with the longest context that is exact."""
     for parameters in rope_parameters(text):
         rope_type = parameters.get("rope_type", "default")
+        if rope_type == "longrope" and is_pinned(parameters):
+            continue
         if rope_type == "longrope":
             limit = parameters.get("original_max_position_embeddings")
             limit = limit or getattr(text, "original_max_position_embeddings", None)
             yield _changing(rope_type), limit
         elif rope_type not in STATIC_ROPE_TYPES:
             yield _changing(rope_type), None
-        if parameters.get("mrope_section"):
-            yield "its rotary positions have several axes (M-RoPE)", None
+
+
+def is_pinned(parameters: dict[str, Any]) -> bool:
+    """Whether longrope's factors are the same at every length."""
+    short = parameters.get("short_factor")
+    return short is not None and short == parameters.get("long_factor")
+
+
+def _attribute(text: Any, name: str) -> Any:
+    """An attribute of a configuration; True where it differs between layers."""
+    try:
+        return getattr(text, name, None)
+    except Exception as error:  # Transformers has an error of its own, not in all releases
+        if "PerLayer" in type(error).__name__:
+            return True
+        raise
 
 
 def _changing(rope_type: str) -> str:
