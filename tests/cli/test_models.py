@@ -66,9 +66,9 @@ LLAMA = LlamaConfig(**SIZES, **HEADS)
         ),
         ({"is_causal": False}, "refused", ["Its attention is not causal", "own `generate`"]),
         ({"model_type": "stablelm"}, "probed", ["not among the verified", "Loading it runs"]),
-        ({"kv_lora_rank": 64}, "refused", ["latent attention (MLA)", "own `generate`"]),
+        ({"index_topk": 64}, "refused", ["an index of its own (DSA)", "own `generate`"]),
     ],
-    ids=["dynamic", "bidirectional", "unknown", "mla"],
+    ids=["dynamic", "bidirectional", "unknown", "dsa"],
 )
 def test_an_edited_configuration_is_judged_without_weights(changes, level, words, capsys, tmp_path):
     folder = folder_of(LLAMA, tmp_path, **changes)

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from patchkv_agents.backends.transformers.embedded import (
     EMBEDDED_NAME,
@@ -14,6 +14,7 @@ from patchkv_agents.backends.transformers.embedded import (
     embedded_folder,
 )
 from patchkv_agents.backends.transformers.quiet import quiet_transformers
+from patchkv_agents.backends.transformers.verdict import rope_parameters
 from patchkv_agents.errors import (
     InputError,
     ModelNotFoundError,
@@ -88,6 +89,7 @@ class LoadOptions(TypedDict, total=False):
             read from the checkpoint itself.
         quantization_config: quantises the weights as they are loaded, such as Transformers'
             `BitsAndBytesConfig`. A checkpoint that is quantised already needs none.
+        longrope: `"long"` pins the long factors of a model with longrope (see `pin_longrope`).
     """
 
     dtype: str | torch.dtype | None
@@ -96,6 +98,7 @@ class LoadOptions(TypedDict, total=False):
     max_memory: Mapping[int | str, int | str] | None
     offload_folder: str | Path | None
     quantization_config: Any
+    longrope: Literal["long"] | None
 
 
 def load_model(
@@ -112,12 +115,54 @@ def load_model(
         ModelNotFoundError: there is no such model, or it cannot be fetched.
         UnsupportedModelError: Transformers cannot load it as a causal language model.
     """
-    from transformers import AutoModelForCausalLM
-
     arguments = _model_arguments(options)
     tokenizer = load_tokenizer(name)  # the cheap part first: it finds most mistakes
-    model: PreTrainedModel = _load(AutoModelForCausalLM, name, **arguments)
+    auto_class: Any = _auto_class(name)
+    if options.get("longrope") is not None:
+        config = load_config(name)
+        pin_longrope(config)
+        arguments["config"] = config
+    model: PreTrainedModel = _load(auto_class, name, **arguments)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def pin_longrope(config: Any) -> None:
+    """Make a model use longrope's long factors at every length; changes its configuration.
+
+    What it computes then does not depend on the length of the context, so that keys can be moved.
+    Short contexts are a little less precise, as in every other engine that pins them.
+
+    Raises:
+        InputError: the model has no longrope.
+    """
+    text = config.get_text_config(decoder=True)
+    parameters = [each for each in rope_parameters(text) if "long_factor" in each]
+    if not parameters:
+        raise InputError(f"model type '{config.model_type}' has no longrope: leave the option out")
+    for each in parameters:
+        each["short_factor"] = list(each["long_factor"])
+
+
+def _auto_class(name: str) -> Any:
+    """The class of Transformers that loads a model as one that continues text.
+
+    Some families exist only with a part for pictures (Mistral 3, Qwen3-VL): text alone is the same
+    to them.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto
+
+    if name == EMBEDDED_NAME or Path(name).expanduser().is_file():
+        return AutoModelForCausalLM
+    config = load_config(name)
+    is_custom = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    only_with_pictures = (
+        config.model_type not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and config.model_type in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    )
+    if only_with_pictures and not is_custom:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def _model_arguments(options: LoadOptions) -> dict[str, Any]:

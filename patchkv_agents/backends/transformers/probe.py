@@ -33,9 +33,10 @@ MARKED = slice(21, 30)
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """RMS error of a row, as a share of the RMS of all, that rounding may leave."""
 MIN_SHARE = 0.6
-"""Share of rows that have to agree in 16 bits. Where rounding makes an expert flip, the rows of that
-token and of some behind it differ; of a model that the adapter gets wrong, hardly any row agrees.
-"""
+"""Share of rows that have to agree in 16 bits.
+
+Where rounding makes an expert flip, the rows of that token and of some behind it differ; of a model
+that the adapter gets wrong, hardly any row agrees."""
 FAR = 1 << 17
 """Length that the cache pretends to have."""
 

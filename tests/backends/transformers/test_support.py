@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    DeepseekV3Config,
-    Gemma3nTextConfig,
     GPT2Config,
-    GptOssConfig,
+    JambaConfig,
     LlamaConfig,
     MambaConfig,
     Phi3Config,
@@ -19,10 +17,12 @@ from transformers import (
     T5Config,
 )
 
+from patchkv_agents.backends.transformers.adapter import ModelAdapter
+from patchkv_agents.backends.transformers.loading import pin_longrope
 from patchkv_agents.backends.transformers.support import support_of
 from patchkv_agents.backends.transformers.verdict import SupportLevel, judge_config
 from patchkv_agents.engine import Engine
-from patchkv_agents.errors import ContextTooLongError, UnsupportedModelError
+from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
 from patchkv_agents.recovery import RecoveryPolicy
 from tests.engine.models import BUILDERS, tiny_model
 
@@ -53,8 +53,8 @@ def test_supported_classes_give_their_own_frequencies(name):
 REFUSED = {
     "mamba": (lambda: MambaConfig(hidden_size=48, num_hidden_layers=2), "recurrent state"),
     "qwen3_next": (lambda: Qwen3NextConfig(**SIZES, **HEADS, num_experts=4), "recurrent state"),
-    "deepseek_v3": (lambda: DeepseekV3Config(**SIZES, num_attention_heads=4), "(MLA)"),
-    "gemma3n": (lambda: Gemma3nTextConfig(**SIZES, **HEADS), "values of other layers"),
+    "index": (lambda: LlamaConfig(**SIZES, **HEADS, index_topk=16), "(DSA)"),
+    "jamba": (lambda: JambaConfig(**SIZES, num_attention_heads=4), "recurrent state"),
     "encoder-decoder": (lambda: T5Config(), "encoder-decoder"),
     "chunks": (
         lambda: Qwen2Config(**SIZES, **FEW_HEADS, layer_types=["chunked_attention"] * 4),
@@ -72,10 +72,6 @@ EXACT = {
         "RoPE type 'dynamic' changes",
     ),
     "longrope": (longrope_config, "RoPE type 'longrope' changes"),
-    "mrope": (
-        lambda: Qwen2VLTextConfig(**SIZES, **FEW_HEADS, rope_parameters=MROPE),
-        "M-RoPE",
-    ),
 }
 
 
@@ -97,27 +93,72 @@ def test_keys_that_cannot_be_moved_leave_exact_reuse(name):
 
 
 def test_a_model_is_refused_by_the_engine_without_running_it(smollm2_tokenizer):
-    config = DeepseekV3Config(
-        **SIZES, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4
-    )
-    model = model_of(config)
+    model = model_of(LlamaConfig(**SIZES, **HEADS, index_topk=16))
     model.register_forward_pre_hook(lambda module, args: pytest.fail("the model ran"))
-    with pytest.raises(UnsupportedModelError, match=r"'deepseek_v3' .*MLA.*own `generate`"):
+    with pytest.raises(UnsupportedModelError, match=r"'llama' .*DSA.*own `generate`"):
         Engine(model, smollm2_tokenizer)
 
 
 def test_a_configuration_is_refused_before_weights_are_loaded(tmp_path):
     """There are none in this folder: looking for them would be another error."""
-    LlamaConfig(**SIZES, **HEADS, kv_lora_rank=8).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="MLA"):
+    LlamaConfig(**SIZES, **HEADS, index_topk=16).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="DSA"):
         Engine.from_pretrained(str(tmp_path))
 
 
 def test_an_unknown_architecture_is_probed():
-    assert judge_config(GptOssConfig())[0].level is SupportLevel.PROBED
-    model = model_of(GptOssConfig(**SIZES, **HEADS, num_local_experts=4, num_experts_per_tok=2))
-    with pytest.raises(UnsupportedModelError, match="its attention takes 's_aux'"):
-        support_of(model)
+    """Here one whose positions have three axes, which are equal for text."""
+    config = Qwen2VLTextConfig(**SIZES, **FEW_HEADS, rope_parameters=MROPE)
+    config.model_type = "strange"
+    assert judge_config(config)[0].level is SupportLevel.PROBED
+    support = support_of(model_of(Qwen2Config(**SIZES, **FEW_HEADS, rope_parameters=MROPE)))
+    assert support.verdict.level is SupportLevel.APPROXIMATE
+
+
+def test_sizes_that_differ_between_layers_are_no_traceback():
+    """Transformers refuses to name one number of heads where layers have several."""
+    config = LlamaConfig(**SIZES, **HEADS)
+
+    class AmbiguousGlobalPerLayerAttributeError(Exception):
+        """As Transformers 5.24 raises it."""
+
+    class Several(LlamaConfig):
+        @property
+        def num_attention_heads(self):
+            raise AmbiguousGlobalPerLayerAttributeError
+
+        @num_attention_heads.setter
+        def num_attention_heads(self, value):
+            pass
+
+    assert judge_config(Several(**config.to_dict()))[0].level is SupportLevel.APPROXIMATE
+
+
+def test_yarn_extends_the_longest_context():
+    """As Qwen3's documentation does for its 32,768 tokens: the factor counts."""
+    yarn = rope(1e4, rope_type="yarn", factor=4.0, original_max_position_embeddings=512)
+    sizes = {**SIZES, "max_position_embeddings": 640}
+    assert ModelAdapter(model_of(LlamaConfig(**sizes, **HEADS))).max_tokens == 640
+    config = LlamaConfig(**sizes, **HEADS, rope_parameters=yarn)
+    assert ModelAdapter(model_of(config)).max_tokens == 2048
+    yarn.pop("original_max_position_embeddings")
+    config = LlamaConfig(**sizes, **HEADS, rope_parameters=yarn)
+    assert ModelAdapter(model_of(config)).max_tokens == 2560
+
+
+def test_longropes_long_factors_can_be_pinned():
+    """Then frequencies do not change at 256 tokens, and keys can be moved."""
+    config = longrope_config()
+    pin_longrope(config)
+    assert judge_config(config)[0].level is SupportLevel.APPROXIMATE
+    model = model_of(config)
+    long = support_of(model).rope.inv_freq
+    with torch.inference_mode():
+        model(torch.zeros(1, 300, dtype=torch.long))
+    assert np.array_equal(support_of(model).rope.inv_freq, long)
+    assert not np.array_equal(long, support_of(model_of(longrope_config())).rope.inv_freq)
+    with pytest.raises(InputError, match="no longrope"):
+        pin_longrope(LlamaConfig(**SIZES, **HEADS))
 
 
 FILLER = " ".join(f"Item {n} costs {n * n} crowns." for n in range(12))
