@@ -34,6 +34,8 @@ class ModelNotFoundError(InputError):
 class UnsupportedModelError(PatchKVError):
     """The model keeps state that this engine cannot hold correctly."""
 
+    exit_status = 2
+
 
 class ProfileError(InputError):
     """A recovery profile cannot be read, or was made for another model."""

@@ -53,8 +53,8 @@ def unfolded(stored: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     heads, width = cache.shape[1], cache.shape[3]
     if stored.shape[1] == heads and stored.shape[3] == width:
         return stored
-    rows = stored[:, 0, :, : heads * width].unflatten(-1, (heads, width))
-    return rows.transpose(1, 2)
+    rows = stored[:, 0, :, : heads * width]
+    return rows.reshape(*rows.shape[:2], heads, width).transpose(1, 2)
 
 
 def gather(
