@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 OTHERS = """\
 Others are probed when they are loaded: a few random tokens show whether rows can be recomputed one
 run at a time and keys moved. What passes is recovered like the above; where only keys cannot be
-moved (positions that are not rotary, M-RoPE, frequencies that change with the length of the
-context), exact prefix reuse works. Refused are recurrent state, latent attention (MLA), layers that
-share keys and values, chunked or sparse attention, attention sinks, and encoder-decoders."""
+moved (positions that are not rotary, frequencies that change with the length of the context), exact
+prefix reuse works. Vision-language models are used for text alone."""
 
 
 def models(
@@ -32,15 +32,24 @@ def models(
         ),
     ] = None,
     as_json: AsJson = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The list as the table of docs/models.md.")
+    ] = False,
 ) -> None:
     """Show which models are supported: recovered, reused exactly, or refused, and why."""
-    from patchkv_agents.backends.transformers.families import FAMILIES
+    from patchkv_agents.backends.transformers.families import FAMILIES, REFUSED_FAMILIES
 
     if name is not None:
         document = model_document(name)
         typer.echo(json.dumps(document)) if as_json else _print_model(new_console(), document)
     elif as_json:
-        typer.echo(json.dumps({"families": [family_document(f) for f in FAMILIES.values()]}))
+        document = {
+            "families": [family_document(family) for family in FAMILIES.values()],
+            "refused": [asdict(family) for family in REFUSED_FAMILIES],
+        }
+        typer.echo(json.dumps(document))
+    elif markdown:
+        typer.echo(markdown_table())
     else:
         _print_families(new_console(), list(FAMILIES.values()))
 
@@ -53,9 +62,22 @@ def family_document(family: Family) -> dict[str, Any]:
         "model_type": family.model_type,
         "examples": family.examples,
         "level": SupportLevel.APPROXIMATE.value,
-        "rope_layout": family.layout.value,
+        "rope_layout": None if family.layout is None else family.layout.value,
         "notes": family.notes,
     }
+
+
+def markdown_table() -> str:
+    """The support of all families as a table in Markdown."""
+    from patchkv_agents.backends.transformers.families import FAMILIES, REFUSED_FAMILIES
+
+    rows = [
+        ("models", "model type", "support", "notes"),
+        ("---", "---", "---", "---"),
+        *((f.examples, f"`{f.model_type}`", "approximate", f.notes) for f in FAMILIES.values()),
+        *((f.examples, f"`{f.model_type}`", "refused", f.reason) for f in REFUSED_FAMILIES),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def model_document(name: str) -> dict[str, Any]:
@@ -82,10 +104,15 @@ def model_document(name: str) -> dict[str, Any]:
 
 
 def _print_families(console: Console, families: list[Family]) -> None:
+    from patchkv_agents.backends.transformers.families import REFUSED_FAMILIES
+
     console.print("Recovered after any edit, exactly or approximately (verified families):")
     headers = ("model type", "models", "what is special")
     rows = [(family.model_type, family.examples, family.notes) for family in families]
     print_table(console, headers, rows, justify="left")
+    console.print("Refused before any weights are read:")
+    rows = [(refused.model_type, refused.examples, refused.reason) for refused in REFUSED_FAMILIES]
+    print_table(console, ("model type", "models", "reason"), rows, justify="left")
     console.print(" ".join(OTHERS.split()))
 
 

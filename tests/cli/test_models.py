@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, LlamaConfig, PreTrainedConfig
 
-from patchkv_agents.backends.transformers.families import FAMILIES
+from patchkv_agents.backends.transformers.families import FAMILIES, REFUSED_FAMILIES
+from patchkv_agents.backends.transformers.verdict import SupportLevel, judge_config
 from patchkv_agents.cli.main import main
 
 from ..backends.transformers.families import HEADS, PUBLISHED, SIZES, rope
@@ -38,7 +39,23 @@ def test_the_list_names_every_family(capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
         text = run(capsys)
         assert all(family.examples in text for family in FAMILIES.values())
+        assert all(name in text for name in ("Qwen3.5", "DeepSeek-V3.2"))
         assert "Others are probed when they are loaded" in text
+
+
+def test_the_table_of_the_documentation_is_this_commands(capsys):
+    """`patchkv models --markdown`; replace the table where this fails."""
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert run(capsys, "--markdown").strip() in text
+
+
+@pytest.mark.parametrize("family", REFUSED_FAMILIES, ids=lambda family: family.model_type)
+def test_what_is_listed_as_refused_is_refused_by_its_configuration(family):
+    for model_type in family.model_type.split(", "):
+        if model_type not in CONFIG_MAPPING:
+            pytest.skip(f"this Transformers does not have {model_type}")
+        verdict, _ = judge_config(CONFIG_MAPPING[model_type]())
+        assert (verdict.level, verdict.reason) == (SupportLevel.REFUSED, family.reason)
 
 
 def test_the_embedded_model_is_recovered(capsys):

@@ -6,7 +6,7 @@ several devices by taking a cache apart into shards that are all on the CPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
@@ -216,7 +216,7 @@ def sharded(model, cuts) -> KVSequence:
     """A sequence whose caches are cut into shards in front of the layers `cuts`."""
     adapter = ModelAdapter(model)
     adapter.placements = tuple(
-        OtherDevice(place.device, place.dtype, sum(layer >= cut for cut in cuts))
+        OtherDevice(**asdict(place), number=sum(layer >= cut for cut in cuts))
         for layer, place in enumerate(adapter.placements)
     )
     return KVSequence(adapter, rope_of(model))

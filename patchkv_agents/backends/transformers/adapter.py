@@ -107,7 +107,7 @@ class LayerPlacement:
     kv_heads: int
     key_width: int
     value_width: int
-    latent_first: bool = False
+    latent_first: bool
 
 
 class RowCache(Cache):

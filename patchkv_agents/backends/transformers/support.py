@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from patchkv_agents.backends.transformers.families import Family
 from patchkv_agents.backends.transformers.probe import probe
 from patchkv_agents.backends.transformers.verdict import (
     SupportLevel,
@@ -55,10 +54,10 @@ def support_of(model: PreTrainedModel) -> Support:
     config: Any = model.config
     check_config(config)
     verdict, family = judge_config(config)
-    if family is not None and verdict.level is SupportLevel.APPROXIMATE:
-        return Support(verdict, _family_rope(model, family))
-    if family is not None:
-        return Support(verdict, immovable())
+    if family is not None and family.layout is not None:
+        if verdict.level is SupportLevel.EXACT:
+            return Support(verdict, immovable())
+        return Support(verdict, _family_rope(model, family.layout))
     found, rope = probe(model)
     if found.level is SupportLevel.REFUSED:
         raise _refusal(config, found)
@@ -77,7 +76,7 @@ def immovable() -> Rope:
     return Rope(np.array([np.nan], dtype=np.float32), RopeLayout.HALF_SPLIT)
 
 
-def _family_rope(model: PreTrainedModel, family: Family) -> Rope:
+def _family_rope(model: PreTrainedModel, layout: RopeLayout) -> Rope:
     """The frequencies that the model's own modules hold, by layer where layers differ."""
     decoder: Any = model.get_decoder()
     types = layer_types(model.config.get_text_config(decoder=True))
@@ -89,7 +88,7 @@ def _family_rope(model: PreTrainedModel, family: Family) -> Rope:
         rows.append(frequencies if rotates else np.zeros_like(frequencies))
     by_layer = np.stack(rows)
     same = bool((by_layer == by_layer[0]).all())
-    return Rope(by_layer[0] if same else by_layer, family.layout)
+    return Rope(by_layer[0] if same else by_layer, layout)
 
 
 def _frequencies(rotary: Any, layer_type: str) -> npt.NDArray[np.float32]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from patchkv_agents.backends.transformers.families import FAMILIES, Family
+from patchkv_agents.backends.transformers.families import FAMILIES, RECURRENT, SPARSE, Family
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """RoPE types whose frequencies do not depend on the length of the context."""
@@ -17,11 +17,12 @@ _ROWS_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 _OTHER_STATE = {
-    "deepseek_v4": "it keeps compressed blocks of tokens besides keys and values",
-    "inkling_text": "it has layers with recurrent state, which cannot be patched token by token",
-    "jamba": "it has layers with recurrent state, which cannot be patched token by token",
-    "minimax": "it has layers with recurrent state, which cannot be patched token by token",
-    "zaya": "it has layers with recurrent state, which cannot be patched token by token",
+    "inkling_text": RECURRENT,
+    "jamba": RECURRENT,
+    "lfm2": RECURRENT,
+    "lfm2_moe": RECURRENT,
+    "minimax": RECURRENT,
+    "zaya": RECURRENT,
 }
 """Reasons for text models whose configurations do not show them."""
 
@@ -105,9 +106,9 @@ def _refusals(config: Any, text: Any) -> Iterator[str]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder: its decoder's state depends on the encoder's input"
     if _attribute(text, "num_attention_heads") is None or _has_recurrence(text):
-        yield "it has layers with recurrent state, which cannot be patched token by token"
+        yield RECURRENT
     if _attribute(text, "index_topk") is not None or _attribute(text, "index_n_heads") is not None:
-        yield "its sparse attention chooses keys by an index of its own (DSA)"
+        yield SPARSE
     if text.model_type in _OTHER_STATE:
         yield _OTHER_STATE[text.model_type]
     others = set(layer_types(text)) - _ROWS_TYPES
