@@ -44,7 +44,7 @@ def recoveries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     stream, made = Thread.stream, []
 
     def scripted(self: Thread, messages: Any, **options: Any) -> Any:
-        tokenizer, last = self.engine.tokenizer, messages[-1]
+        tokenizer, last = self.tokenizer, messages[-1]
         arguments = json.dumps({"file_path": str(tmp_path / "notes.txt")})
         text = last.text[-60:]
         if last.role != "tool" and not any(message.role == "tool" for message in messages):
