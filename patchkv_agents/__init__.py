@@ -13,8 +13,8 @@ from patchkv_agents.lazy import lazy_exports
 if TYPE_CHECKING:
     from patchkv_agents.context import ContextHistory, Edit, EditKind
     from patchkv_agents.engine import Engine, Thread
-    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery.profile import Profile
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ __getattr__, __dir__ = lazy_exports(
         "Edit": "patchkv_agents.context",
         "EditKind": "patchkv_agents.context",
         "Engine": "patchkv_agents.engine",
-        "Profile": "patchkv_agents.profiling.profile",
+        "Profile": "patchkv_agents.recovery.profile",
         "RecoveryPolicy": "patchkv_agents.recovery",
         "Thread": "patchkv_agents.engine",
     },

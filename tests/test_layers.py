@@ -43,10 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 
-ALLOWED: set[tuple[str, str]] = {
-    ("patchkv_agents.baselines.registry", "patchkv_agents.profiling.profile"),
-    ("patchkv_agents.engine.engine", "patchkv_agents.profiling.profile"),
-}
+ALLOWED: set[tuple[str, str]] = set()
 
 ALLOWED_RINGS: set[frozenset[str]] = {
     frozenset({"patchkv_agents.recovery.plan", "patchkv_agents.recovery.selection"}),

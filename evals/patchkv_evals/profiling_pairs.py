@@ -20,7 +20,7 @@ from patchkv_evals.episodes import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
 
 def episode_pairs(

@@ -20,7 +20,7 @@ from typing_extensions import Self, override
 
 from patchkv_agents.context import ContextVersion, Message, from_langchain
 from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
-from patchkv_agents.profiling.shipped import profile_file
+from patchkv_agents.recovery.shipped import profile_file
 from patchkv_langchain.chat_answers import FinalAnswer
 from patchkv_langchain.chat_base import AnsweringChatModel
 from patchkv_langchain.chat_engines import (
@@ -136,7 +136,7 @@ class ChatPatchKV(AnsweringChatModel):
         if isinstance(profile, (str, Path)):
             profile_file(profile)  # fails now, not at the first call
         elif profile is not None:
-            from patchkv_agents.profiling.profile import Profile  # imports torch
+            from patchkv_agents.recovery.profile import Profile  # imports torch
 
             if not isinstance(profile, Profile):
                 raise ValueError("recovery_profile must be None, a file, a name or a Profile")

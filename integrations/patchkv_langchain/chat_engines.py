@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine
-    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery.profile import Profile
 
 _engines: WeakValueDictionary[Hashable, Engine] = WeakValueDictionary()
 _loading: WeakValueDictionary[Hashable, _Loading] = WeakValueDictionary()
@@ -128,7 +128,7 @@ def profile_key(profile: Any) -> tuple[str, bool] | None:
     """What a profile (a file, a name, a `Profile` or None) has to say about answers."""
     if profile is None:
         return None
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
     loaded = profile if isinstance(profile, Profile) else Profile.load(profile)
     return loaded.setups_sha256, loaded.has_passed

@@ -14,7 +14,7 @@ from patchkv_agents.errors import InputError
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 
 if TYPE_CHECKING:
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
 
 def _methods(profile: Profile | None) -> dict[str, RecoverySetup]:

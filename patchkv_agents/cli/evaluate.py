@@ -15,8 +15,8 @@ from patchkv_agents.errors import InputError
 from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
-    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoverySetup
+    from patchkv_agents.recovery.profile import Profile
     from patchkv_evals.datasets import QARow
     from patchkv_evals.running import RunSpec
 
@@ -96,8 +96,8 @@ def evaluate(
         )
     from patchkv_agents.cli.evaluate_view import show_summary
     from patchkv_agents.engine import Engine
-    from patchkv_agents.profiling.profile import Profile
     from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery.profile import Profile
     from patchkv_evals.episodes import EpisodeKind
     from patchkv_evals.profiling_pairs import calibrated_on
     from patchkv_evals.running import RunSpec, run

@@ -153,7 +153,7 @@ def check_out(out: Path) -> None:
         InputError: its folder is missing, or it is a file that is no profile.
     """
     from patchkv_agents.errors import ProfileError
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
     if not out.resolve().parent.is_dir():
         raise InputError(f"there is no folder {out.resolve().parent}: make it, or change --out")

@@ -73,8 +73,8 @@ def run(
     with show_progress(f"loading {model}") as progress:
         from patchkv_agents.engine import Engine
         from patchkv_agents.profiling.calibrate import CalibrationConfig, calibrate
-        from patchkv_agents.profiling.profile import Profile
         from patchkv_agents.recovery import RecoveryPolicy
+        from patchkv_agents.recovery.profile import Profile
 
         engine = Engine.from_pretrained(
             model, policy=RecoveryPolicy.exact(), **load_options(device, dtype)

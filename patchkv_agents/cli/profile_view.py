@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from patchkv_agents.checkpoint.precision import PrecisionPolicy
-    from patchkv_agents.profiling.profile import DataSource, Profile, Validation
     from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery.profile import DataSource, Profile, Validation
 
 _EDITS = (("a number", 4, 4), ("a tool result", 200, 200), ("a summary of a page", 1000, 150))
 """Example edits: name, tokens removed, tokens added."""
@@ -38,7 +38,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a profile holds: policy, what it was fitted to, and whether it has passed."""
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
     loaded = Profile.load(profile)
     if as_json:

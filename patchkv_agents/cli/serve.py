@@ -144,7 +144,7 @@ def serve(
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
     from patchkv_agents.engine.shadow import ShadowChecks
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
     profile = None if recovery_profile is None else Profile.load(recovery_profile)
     setup = None if policy is None else setup_named(policy, profile)

@@ -28,7 +28,7 @@ from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.profiling.pairs import PairSet
-    from patchkv_agents.profiling.profile import Profile
+    from patchkv_agents.recovery.profile import Profile
 
 _GROUP = "Thresholds"
 
@@ -99,9 +99,9 @@ def validate(
     from patchkv_agents.profiling.gate import Thresholds
     from patchkv_agents.profiling.gate import validate as run_gate
     from patchkv_agents.profiling.pairs import joined
-    from patchkv_agents.profiling.profile import Profile
-    from patchkv_agents.profiling.shipped import profile_file
     from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery.profile import Profile
+    from patchkv_agents.recovery.shipped import profile_file
 
     limits: dict[str, Any] = {
         "first_token_kl_median": kl_median,

@@ -21,8 +21,8 @@ from patchkv_agents.engine.runtime import ModelRuntime
 from patchkv_agents.engine.sequence import Packing
 from patchkv_agents.engine.shadow import Shadow, ShadowChecks
 from patchkv_agents.engine.thread import Thread
-from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.recovery.policy import RecoveryPolicy
+from patchkv_agents.recovery.profile import Profile
 from patchkv_kernels import Rope
 
 if TYPE_CHECKING:

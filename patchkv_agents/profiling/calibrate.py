@@ -61,7 +61,6 @@ from patchkv_agents.profiling.pairs import (
     task_groups,
 )
 from patchkv_agents.profiling.precision import fit_precision
-from patchkv_agents.profiling.profile import DataSource, Profile
 from patchkv_agents.profiling.trials import Trial, Trials
 from patchkv_agents.profiling.windows import (
     Observation,
@@ -73,6 +72,7 @@ from patchkv_agents.profiling.windows import (
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.provenance import command_line, created, versions
 from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.profile import DataSource, Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ from patchkv_agents.profiling.pairs import (
     context_digest,
     task_groups,
 )
-from patchkv_agents.profiling.profile import (
+from patchkv_agents.profiling.trials import Trial, Trials
+from patchkv_agents.progress import ProgressCallback, ignore_progress
+from patchkv_agents.provenance import command_line, created, versions
+from patchkv_agents.recovery.profile import (
     DataSource,
     Measure,
     Profile,
     Validation,
     setup_sha256,
 )
-from patchkv_agents.profiling.trials import Trial, Trials
-from patchkv_agents.progress import ProgressCallback, ignore_progress
-from patchkv_agents.provenance import command_line, created, versions
 
 if TYPE_CHECKING:
     from patchkv_agents.engine import Engine

@@ -10,8 +10,8 @@ from patchkv_agents.baselines import method, method_names, setup_named
 from patchkv_agents.baselines.ablations import ablations
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
-from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, RowLabel, WindowModel
+from patchkv_agents.recovery.profile import Profile
 
 from ..engine.models import edited, random_ids, sequence_of, tiny_model
 

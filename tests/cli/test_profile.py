@@ -12,8 +12,8 @@ from patchkv_agents.cli.main import main
 from patchkv_agents.engine import Engine
 from patchkv_agents.profiling import calibrate as calibration
 from patchkv_agents.profiling.pairs import Skipped
-from patchkv_agents.profiling.profile import DataSource, Profile
 from patchkv_agents.progress import Progress
+from patchkv_agents.recovery.profile import DataSource, Profile
 from tests.engine.models import tiny_engine
 from tests.profiling.profiles import passed, profile_of
 

@@ -17,8 +17,8 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.gate import Thresholds, calibration_marks
 from patchkv_agents.profiling.pair_readers import read_pairs
-from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.profile import Profile
 
 from ..engine.models import tiny_engine
 from ..profiling.profiles import passed, profile_of

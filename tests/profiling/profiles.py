@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
-from patchkv_agents.profiling.profile import (
+from patchkv_agents.recovery import RecoveryPolicy, WindowModel
+from patchkv_agents.recovery.profile import (
     DataSource,
     Measure,
     Profile,
     Validation,
     setup_sha256,
 )
-from patchkv_agents.recovery import RecoveryPolicy, WindowModel
 
 POLICY = replace(
     RecoveryPolicy.default(),

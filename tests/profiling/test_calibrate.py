@@ -20,10 +20,10 @@ from patchkv_agents.profiling.calibrate import CalibrationConfig, DriftLog, cali
 from patchkv_agents.profiling.checking import check_stretches, check_tasks
 from patchkv_agents.profiling.drift import block_drift, prefilled
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set, split
-from patchkv_agents.profiling.profile import Profile
 from patchkv_agents.profiling.trials import Trials
 from patchkv_agents.progress import Progress
 from patchkv_agents.recovery import Selection
+from patchkv_agents.recovery.profile import Profile
 from tests.engine.models import tiny_engine
 from tests.profiling.test_trials import pair
 

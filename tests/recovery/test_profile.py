@@ -11,10 +11,9 @@ import pytest
 
 from patchkv_agents import Profile as exported
 from patchkv_agents.errors import ProfileError
-from patchkv_agents.profiling.profile import Profile
-from patchkv_agents.profiling.shipped import shipped_profiles
-
-from .profiles import passed, profile_of
+from patchkv_agents.recovery.profile import Profile
+from patchkv_agents.recovery.shipped import shipped_profiles
+from tests.profiling.profiles import passed, profile_of
 
 
 def written(folder: Path, **changes: object) -> Path:

@@ -12,8 +12,7 @@ from typing import Any
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.files import write_atomic
-from patchkv_agents.profiling.json_fields import NOT_A_PROFILE, JsonFields, parse_json
-from patchkv_agents.profiling.shipped import profile_file
+from patchkv_agents.recovery.json_fields import NOT_A_PROFILE, JsonFields, parse_json
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.policy_json import (
     policy_from_json,
@@ -22,6 +21,7 @@ from patchkv_agents.recovery.policy_json import (
     storage_to_json,
 )
 from patchkv_agents.recovery.setup import RecoverySetup
+from patchkv_agents.recovery.shipped import profile_file
 
 SCHEMA = 2
 """Version of the file's form."""
