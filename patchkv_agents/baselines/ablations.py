@@ -10,13 +10,13 @@ from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Selection
 from patchkv_kernels import PayloadFormat
 
 _CHANGES: dict[str, dict[str, Any]] = {
-    "patchkv_attention": {"selection": Selection.BLOCKS, "attention_fraction": 0.03},
+    "patchkv_attention": {"selection": Selection.BLOCKS, "attention_fraction": 0.06},
     "patchkv_no_window": {"window_tokens": 0, "window_model": None},
     "patchkv_no_tail": {"tail_tokens": 1},
     "patchkv_contiguous": {"selection": Selection.CONTIGUOUS},
-    "patchkv_edited": {"selection": Selection.EDITED, "attention_fraction": 0.03},
-    "patchkv_combined": {"selection": Selection.COMBINED, "attention_fraction": 0.03},
-    "patchkv_question": {"selection": Selection.QUESTION, "attention_fraction": 0.03},
+    "patchkv_edited": {"selection": Selection.EDITED, "attention_fraction": 0.06},
+    "patchkv_no_attention": {"attention_fraction": 0.0},
+    "patchkv_question": {"selection": Selection.QUESTION, "attention_fraction": 0.06},
     "patchkv_uncapped": {"most_repaired": None},
 }
 """What each of them changes. One that the policy has already leaves it as it is."""

@@ -74,7 +74,9 @@ _STYLES = {
             "h",
         ),
         MethodStyle(PATCHKV, "the default policy", "#00795a", "o"),
-        MethodStyle("patchkv_attention", "patchkv with the most attended rows, 3 %", _GRAY, "P"),
+        MethodStyle(
+            "patchkv_attention", "patchkv with rows by received attention alone", _GRAY, "P"
+        ),
         MethodStyle("patchkv_no_window", "patchkv without the window after the edit", _GRAY, "X"),
         MethodStyle("patchkv_no_tail", "patchkv without the prompt's last tokens", _GRAY, ">"),
         MethodStyle(
@@ -84,11 +86,11 @@ _STYLES = {
             "p",
         ),
         MethodStyle(
-            "patchkv_edited", "patchkv with the rows that attended most to the edit", _GRAY, "1"
+            "patchkv_edited", "patchkv with rows by attention to the edit alone", _GRAY, "1"
         ),
-        MethodStyle("patchkv_combined", "patchkv with rows by both kinds of attention", _GRAY, "2"),
+        MethodStyle("patchkv_no_attention", "patchkv without rows chosen by attention", _GRAY, "2"),
         MethodStyle(
-            "patchkv_question", "patchkv with the rows that the question attends to", _GRAY, "3"
+            "patchkv_question", "patchkv with rows that the question attends to", _GRAY, "3"
         ),
         MethodStyle("patchkv_uncapped", "patchkv with no limit on what is recomputed", _GRAY, "x"),
         MethodStyle("patchkv_fp16", "patchkv with all rows stored in 16 bits", _GRAY, "d"),
