@@ -46,7 +46,7 @@ class Shape:
         tools: names of the tools.
         system: text of the system messages at the beginning.
         head: number of these messages.
-        hashes, sizes: of all messages.
+        hashes, sizes, roles: of all messages.
         talk, talk_sizes, talk_roles: hashes, sizes and roles of the messages that are not the
             system's. Some programs write the same system messages into every conversation.
     """
@@ -57,6 +57,7 @@ class Shape:
     head: int
     hashes: tuple[str, ...]
     sizes: tuple[int, ...]
+    roles: tuple[str, ...]
     talk: tuple[str, ...]
     talk_sizes: tuple[int, ...]
     talk_roles: tuple[str, ...]
@@ -77,6 +78,7 @@ class Shape:
             head=head,
             hashes=tuple(message.content_hash for message in messages),
             sizes=tuple(map(_size, messages)),
+            roles=tuple(message.role for message in messages),
             talk=tuple(message.content_hash for message in talk),
             talk_sizes=tuple(map(_size, talk)),
             talk_roles=tuple(message.role for message in talk),
@@ -117,6 +119,16 @@ class Shape:
         shared = _shared(self.hashes, old.hashes)
         common = sum(size for size, both in zip(self.sizes, shared, strict=True) if both)
         return left - RESTORED_SAVING * max(0, common - max(0, beginning - len(self.opening)))
+
+    def is_next_turn(self, old: Shape) -> bool:
+        """Whether this is `old`, its answer, and what was said or found after that."""
+        count = len(old.hashes)
+        return (
+            self.opening == old.opening
+            and self.hashes[:count] == old.hashes
+            and self.roles[count:].count("assistant") == 1
+            and self.roles[count] == "assistant"
+        )
 
     def continues(self, old: Shape) -> bool:
         """Whether this is the conversation of `old`, gone on or edited.
@@ -163,8 +175,10 @@ class Shape:
         """Whether enough of the talk is in the old one; what was only appended does not count.
 
         Less is enough where the old one's end is here. Where it is not, this has to be most of the
-        old one too: episodes of one program look the same things up.
+        old one too, and to begin alike: episodes of one program look the same things up.
         """
+        if self.talk[0] != old.talk[0] and not self._has_end_of(old):
+            return False
         end = max((index + 1 for index, both in enumerate(shared) if both), default=0)
         sizes = self.talk_sizes[:end]
         common = sum(size for size, both in zip(sizes, shared[:end], strict=True) if both)

@@ -183,9 +183,11 @@ class ThreadTable:
                 # What is being answered has state, or soon will.
                 has_state = entry.is_busy or entry.place != "stored" or self._has_store
                 left = shape.left_after(entry.shapes[-1], exact=exact) if has_state else shape.size
-                candidates.append((left, -entry.used, entry))
-        candidates.sort(key=lambda candidate: candidate[:2])
-        for left, _, entry in candidates:
+                # What only goes on stays exact, though another one would leave less to compute.
+                is_next = has_state and shape.is_next_turn(entry.shapes[-1])
+                candidates.append((not is_next, left, -entry.used, entry))
+        candidates.sort(key=lambda candidate: candidate[:3])
+        for _, left, _, entry in candidates:
             if not entry.is_busy or shape.size - left >= WORTH_WAITING:
                 return entry
         return None

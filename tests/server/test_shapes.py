@@ -46,6 +46,12 @@ def tools(*names: str) -> list[dict[str, Any]]:
     ]
 
 
+def call(number: int) -> dict[str, Any]:
+    read = {"name": "read", "arguments": "{}"}
+    calls = [{"id": f"call-{number}", "type": "function", "function": read}]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
 def result(content: str, number: int = 1) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call-{number}", "content": content}
 
@@ -135,6 +141,10 @@ OTHER = {
         [system("S" * 900), user("Read it."), system("T" * 900), assistant("Yes."), user("And?")],
         [system("S" * 900), user("Something else."), system("T" * 900)],
     ),
+    "other task, same file": (
+        [system("S"), user("Task A"), call(1), result("x" * 4000, 1)],
+        [system("S"), user("Task B"), call(2), result("x" * 4000, 2)],
+    ),
     "same small talk": (
         [system("S"), user("A parcel."), assistant("Yes?"), user("Go on."), assistant("A" * 400)],
         [system("S"), user("A cat. " * 40), assistant("B" * 400), user("Go on.")],
@@ -169,6 +179,14 @@ def test_say_hi_with_and_without_tools() -> None:
     hi = [system("You are a helpful assistant."), user("say hi")]
     assert not shape(hi, tools("find", "read")).continues(shape(hi))
     assert not shape(hi).continues(shape(hi, tools("find", "read")))
+
+
+def test_the_next_turn() -> None:
+    old = LONG[:4]
+    assert shape([*LONG[:5], result("x")]).is_next_turn(shape(old))
+    for new in (LONG[:4], LONG[:3], LONG[:8], [*LONG[:4], user("?")], [LONG[0], *LONG[2:6]]):
+        assert not shape(new).is_next_turn(shape(old))
+    assert not shape(LONG[:6], tools("find")).is_next_turn(shape(old))
 
 
 def _cases(shared_dir: Path) -> dict[str, dict[str, Any]]:

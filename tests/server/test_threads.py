@@ -107,6 +107,34 @@ def test_programs_that_are_asked_the_same_are_not_merged(new_engine: NewEngine) 
         assert gone_on["cache_read"] >= answers[2]["tokens"] - 8
 
 
+def test_agents_that_read_the_same_file_stay_exact(new_engine: NewEngine) -> None:
+    """Two tasks of one program read the same file: both went on approximately, in one thread.
+
+    A next turn went to the thread that left least to compute, not to its own, which is exact.
+    """
+
+    def task(name: str) -> list[dict[str, Any]]:
+        read = {"name": "read", "arguments": '{"path": "a"}'}
+        call = {"id": f"call-{name}", "type": "function", "function": read}
+        return [
+            {"role": "system", "content": HINT},
+            {"role": "user", "content": f"Task {name}."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "A shelf. " * 300},
+        ]
+
+    done = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Go on."}]
+    tasks = [task(name) for name in ("alpha", "beta", "gamma")]
+    with serving(new_engine(RecoveryPolicy.default())) as served:
+        first = [ask(served, messages) for messages in tasks]
+        # The others' threads have the answer and the question behind it by now.
+        second = [ask(served, [*messages, *done]) for messages in tasks]
+    assert len({answer["thread"] for answer in first}) == 3
+    for one, two in zip(first, second, strict=True):
+        assert two["thread"] == one["thread"]
+        assert two["is_exact"] and two["cache_read"] >= one["tokens"] - 8
+
+
 def test_users_with_the_same_opening_part(new_engine: NewEngine) -> None:
     """One user's question was recorded as an edit of the other's."""
     opening = [*talk("Ann", 1, system=HINT), {"role": "assistant", "content": "Hello!"}]
