@@ -6,6 +6,7 @@ sees the messages next can declare the edit: a tracked node, or a chat model.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, cast
 from langchain_core.messages import BaseMessage
 
 from patchkv_agents.context import Edit, EditKind
+from patchkv_agents.context.sequences import equal_ends
 
 FIELD = "patchkv_edit"
 """The field of `response_metadata` that holds the mark."""
@@ -84,6 +86,8 @@ def marked_edits(
         after: the new messages.
         author: given to edits whose mark names none.
     """
+    head, tail = equal_ends(before, after, operator.is_)
+    before, after = before[head : len(before) - tail], after[head : len(after) - tail]
     old = {message.id: message for message in before if message.id is not None}
     edits = []
     for message in after:

@@ -133,7 +133,7 @@ def _messages(value: Any) -> list[BaseMessage] | None:
     """The messages of a value in LangChain's form; None if it holds something else."""
     if not isinstance(value, list | tuple):
         return None
-    if all(isinstance(each, BaseMessage) for each in value):
+    if all(issubclass(kind, BaseMessage) for kind in set(map(type, value))):
         return list(value)
     try:
         return convert_to_messages(value)

@@ -25,7 +25,7 @@ from patchkv_agents.context.lineage.parents import Hint, certain_parent, find_pa
 from patchkv_langgraph.merging import merged, overwriting
 from patchkv_langgraph.parts import ContextPart, Snapshot
 from patchkv_langgraph.snapshots import Snapshots
-from patchkv_langgraph.tasks import Channels, NodeTask, Reducer
+from patchkv_langgraph.tasks import NodeTask, Reducer
 
 MAX_STEPS = 16
 """Steps whose updates are kept. A run has one at a time, and several runs may share a thread."""
@@ -77,17 +77,15 @@ class _Step:
     """What the nodes did that started from one checkpoint.
 
     Attributes:
-        channels: of the run that worked on it last; tells its further steps.
+        run: that worked on it last (`NodeTask.run`); tells its further steps.
         value: of the key at its beginning, where that is not the graph's own.
         version: the newest version that its nodes have made.
-        now: the part in that version.
         updates: by the order in which LangGraph applies them.
     """
 
-    channels: Channels | None
+    run: object
     value: Any
     version: ContextVersion
-    now: Snapshot
     updates: dict[tuple[str, ...], list[Any]] = field(default_factory=dict)
 
 
@@ -136,14 +134,14 @@ class Recorder:
         if now.values != step.version.messages:
             version = index.child(step.version, now.values)
             if version is None:
-                declared = change.part.declare(step.now, now, change.author)
+                declared = change.part.declare(self._before(change, step), now, change.author)
                 version = self._commit(
                     index, now.values, step.version, task, change.author, declared
                 )
                 edits = version.edits
             step.version = version
             self._versions.add_result(task.checkpoint, version.id)
-        step.now, step.updates, step.channels = now, done, task.channels
+        step.updates, step.run = done, task.run
         return Recorded(step.version, edits, (*change.before.problems, *now.problems))
 
     def place(self, task: NodeTask, values: tuple[Message, ...]) -> Search[ContextVersion]:
@@ -174,14 +172,23 @@ class Recorder:
 
     def _previous(self, task: NodeTask) -> _Step | None:
         """The step before this one in the same run, as far as tracked nodes took part."""
-        if task.channels is None:
+        if task.run is None:
             return None
         same = [
             checkpoint
             for checkpoint, step in self._steps.items()
-            if step.channels is task.channels and checkpoint < task.checkpoint
+            if step.run is task.run and checkpoint < task.checkpoint
         ]
         return self._steps[max(same)] if same else None
+
+    def _before(self, change: NodeChange, step: _Step) -> Snapshot:
+        """The part as the nodes of a step that are through have left it.
+
+        A step keeps no messages of the graph's: they would outlive their run.
+        """
+        is_first = not step.updates and step.value is change.value
+        before = change.before if is_first else self._merged(change, step, step.updates)
+        return replace(before, values=step.version.messages)
 
     def _merged(
         self, change: NodeChange, step: _Step, done: dict[tuple[str, ...], list[Any]]
@@ -197,7 +204,7 @@ class Recorder:
     def _open(self, index: VersionIndex, change: NodeChange, hint: Hint | None) -> _Step:
         task = change.task
         version = self._placed(index, task, change.before.values, hint)
-        now, value = change.before, change.value
+        value = change.value
         made = self._versions.results(task.checkpoint).get("", ())
         done = [index.history.get(each) for each in made]
         if done and task.checkpoint not in self._steps:
@@ -205,8 +212,8 @@ class Recorder:
             if change.author not in {each.author for each in done}:
                 version = done[-1]
                 natives = () if change.part.state_part else tuple(to_langchain(version.messages))
-                now, value = Snapshot(version.messages, natives), list(natives) or value
-        step = self._steps[task.checkpoint] = _Step(task.channels, value, version, now)
+                value = list(natives) or value
+        step = self._steps[task.checkpoint] = _Step(task.run, value, version)
         self._steps.move_to_end(task.checkpoint)
         if len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)

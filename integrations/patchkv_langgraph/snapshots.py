@@ -5,9 +5,9 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from patchkv_agents.context import Message
 from patchkv_langgraph.recordable import recordable, without_repeated_ids
@@ -21,6 +21,15 @@ _Key = tuple[type[BaseMessage], str, bytes | tuple[str | None, ...]]
 _Value = tuple[Message, str | None]
 
 
+class _Taken(NamedTuple):
+    """What one call saw, and what it returned."""
+
+    cache: dict[_Key | None, _Value]
+    entries: list[_Value]
+    values: tuple[Message, ...]
+    problems: list[str]
+
+
 class Snapshots:
     """Values of LangChain messages, of what a model is shown of them.
 
@@ -32,28 +41,30 @@ class Snapshots:
     """
 
     def __init__(self) -> None:
-        self._cache: dict[_Key | None, _Value] = {}
+        self._last = _Taken({}, [], (), [])
 
     def take(self, messages: Sequence[BaseMessage]) -> tuple[tuple[Message, ...], list[str]]:
         """The values of messages, and what of them had to be replaced (see `recordable`)."""
-        cache = self._cache
+        last = self._last
         keys = [_key(message) for message in messages]
-        found = [cache.get(key) for key in keys]
-        if None in found:
-            found = [
-                recordable(message) if value is None else value
-                for message, value in zip(messages, found, strict=True)
+        try:
+            entries = [last.cache[key] for key in keys]
+        except KeyError:
+            entries = [
+                last.cache.get(key) or recordable(message)
+                for key, message in zip(keys, messages, strict=True)
             ]
-        entries: list[_Value] = found  # type: ignore[assignment]
+        if entries == last.entries:
+            return last.values, last.problems
         seen: dict[_Key | None, _Value] = dict(zip(keys, entries, strict=True))
         seen.pop(None, None)
-        self._cache = seen
         problems = [f"message {i}: {each[1]}" for i, each in enumerate(entries) if each[1]]
         values = tuple([each[0] for each in entries])
         ids = [value.id for value in values if value.id is not None]
         if len(set(ids)) < len(ids):
             values, problem = without_repeated_ids(values)
             problems += [problem] if problem else []
+        self._last = _Taken(seen, entries, values, problems)
         return values, problems
 
 
@@ -61,7 +72,9 @@ def _key(message: BaseMessage) -> _Key | None:
     """What a message holds; None if it holds objects that have no plain value."""
     kind, text, values = type(message), message.content, message.__dict__
     if kind in _SIMPLE and type(text) is str and not values["additional_kwargs"]:
-        if not message.__pydantic_extra__:  # most messages: text, and nothing that has parts
+        # Most messages: text, and nothing that has parts.
+        calls = kind is AIMessage and (values.get("tool_calls") or values.get("invalid_tool_calls"))
+        if not calls and not message.__pydantic_extra__:
             return kind, text, (values["name"], values["id"], values.get("tool_call_id"))
     parts = None
     if type(text) is not str:  # a text keeps its hash, so that it is not computed again
@@ -74,8 +87,8 @@ def _key(message: BaseMessage) -> _Key | None:
         return None
 
 
-_SIMPLE = frozenset((HumanMessage, SystemMessage, ToolMessage))
-"""Types without fields that hold other values, besides the additional ones."""
+_SIMPLE = frozenset((AIMessage, HumanMessage, SystemMessage, ToolMessage))
+"""Types without fields that hold other values, besides the additional ones and calls."""
 
 _FIELDS: dict[type[BaseMessage], Callable[[dict[str, Any]], Any]] = {}
 """Takes what counts out of the fields of a message of a type, besides its content."""

@@ -46,6 +46,12 @@ class NodeTask:
     channels: Channels | None = field(default=None, compare=False, repr=False)
 
     @property
+    def run(self) -> object:
+        """The same small object in all steps of a run; None where channels cannot be read."""
+        # A channel, which lives as long as its run, but not the state with all its messages.
+        return self.channels.get("__start__", self.channels) if self.channels else None
+
+    @property
     def is_sent(self) -> bool:
         """Whether a `Send` started it: its input need not be the graph's state."""
         return self.order[0] != "__pregel_pull"

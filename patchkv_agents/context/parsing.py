@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from patchkv_agents.context.frozen import FrozenJson, check_text
 from patchkv_agents.context.messages import (
@@ -52,10 +52,17 @@ def parse_messages(messages: Sequence[Mapping[str, Any] | Message]) -> tuple[Mes
     """
     if isinstance(messages, Mapping | str | bytes) or not isinstance(messages, Iterable):
         raise ContextError(f"Messages must be a list of objects, not {_kind(messages)}.")
-    parsed = tuple(
-        message if isinstance(message, Message) else parse_message(message, index)
-        for index, message in enumerate(messages)
-    )
+    given = tuple(messages)
+    if set(map(type, given)) <= {Message}:
+        parsed = cast("tuple[Message, ...]", given)
+    else:
+        parsed = tuple(
+            message if isinstance(message, Message) else parse_message(message, index)
+            for index, message in enumerate(given)
+        )
+    ids = [message.id for message in parsed if message.id is not None]
+    if len(set(ids)) == len(ids):
+        return parsed
     first: dict[str, int] = {}
     return tuple(
         message

@@ -108,7 +108,7 @@ def _changes(
     old: Sequence[Message], new: Sequence[Message], matching: Matching
 ) -> Iterator[_Change]:
     """Name what became of each message that is not the same at the same place."""
-    last_kept = max((j for _, j in matching.kept), default=-1)
+    last_kept = matching.kept[-1][1] if matching.kept else -1
     last_old = max((j for _, j in matching.edited), default=-1)
     last_old = max(last_old, last_kept, *(j for _, j in matching.summarized))
     removed = set(matching.removed)

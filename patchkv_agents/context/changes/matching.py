@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from patchkv_agents.alignment import align
 from patchkv_agents.context.changes.comparison import full_text, plain_role
 from patchkv_agents.context.messages import Message
+from patchkv_agents.context.sequences import equal_ends
 from patchkv_agents.context.texts import TextProfile
 
 # A block with more pairs, or more text in all pairs, is not compared each with each.
@@ -51,9 +52,36 @@ class Matching:
     removed: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
 
+    def shifted(self, by: int) -> Matching:
+        """The matching of lists that begin with so many more messages."""
+        return Matching(
+            kept=[(i + by, j + by) for i, j in self.kept],
+            edited=[(i + by, j + by) for i, j in self.edited],
+            moved=[(i + by, j + by) for i, j in self.moved],
+            summarized=[(tuple(i + by for i in olds), j + by) for olds, j in self.summarized],
+            removed=[i + by for i in self.removed],
+            added=[j + by for j in self.added],
+        )
+
 
 def match_messages(old: Sequence[Message], new: Sequence[Message]) -> Matching:
     """Match two lists of messages. Every index is in exactly one entry of the result."""
+    head, tail = equal_ends(old, new, _is_copy)
+    old_stop, new_stop = len(old) - tail, len(new) - tail
+    matching = _matched(old[head:old_stop], new[head:new_stop]).shifted(head)
+    matching.kept = [
+        *zip(range(head), range(head), strict=True),
+        *matching.kept,
+        *zip(range(old_stop, len(old)), range(new_stop, len(new)), strict=True),
+    ]
+    return matching
+
+
+def _is_copy(old: Message, new: Message) -> bool:
+    return old.content_hash == new.content_hash and old.id == new.id
+
+
+def _matched(old: Sequence[Message], new: Sequence[Message]) -> Matching:
     matching = Matching(kept=_kept(old, new))
     matching.moved = _moved(old, new, matching.kept)
     from_old, from_new = {i for i, _ in matching.moved}, {j for _, j in matching.moved}
@@ -84,10 +112,7 @@ def _in_order(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[_Pair]:
     Equal ends come first: one of several copies that changed is a change, not a copy that came
     and one that went.
     """
-    size = min(len(old), len(new))
-    head = next((k for k in range(size) if old[k] != new[k]), size)
-    rest = size - head
-    tail = next((k for k in range(rest) if old[-1 - k] != new[-1 - k]), rest)
+    head, tail = equal_ends(old, new)
     ends = [(k, k) for k in range(head)]
     ends += [(len(old) - k, len(new) - k) for k in range(tail, 0, -1)]
     middles = old[head : len(old) - tail], new[head : len(new) - tail]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from patchkv_agents.context.messages import Message
 from patchkv_agents.context.versioning.history import ContextHistory
 from patchkv_agents.context.versions import ContextVersion
+
+_CONTENT_HASH = attrgetter("content_hash")
 
 
 class VersionIndex:
@@ -83,4 +86,4 @@ class VersionIndex:
 
 
 def _digest(messages: Iterable[Message]) -> int:
-    return hash(tuple([message.content_hash for message in messages]))
+    return hash(tuple(map(_CONTENT_HASH, messages)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 
 from patchkv_agents.context.messages import Message
+from patchkv_agents.context.sequences import equal_ends
 from patchkv_agents.context.stores.base import Rewrite
 from patchkv_agents.context.stores.splices import LONGEST_CHAIN, Splice, spliced, splices
 from patchkv_agents.context.versions import ContextVersion, ThreadKey
@@ -153,14 +155,22 @@ def _refill(family: _Family, versions: Sequence[ContextVersion]) -> None:
 
 
 def _add(family: _Family, version: ContextVersion) -> None:
-    messages = tuple(family.messages.setdefault(message, message) for message in version.messages)
     parent = version.parents[0] if version.parents else ""
     base = family.entries.get(parent)
+    before = _whole(family, parent).messages if base else ()
+    # Those that the parent has at its ends are in the family; of the others, an equal one may be.
+    head, tail = equal_ends(before, version.messages, operator.is_)
+    stop = len(version.messages) - tail
+    messages = (
+        *version.messages[:head],
+        *(family.messages.setdefault(each, each) for each in version.messages[head:stop]),
+        *version.messages[stop:],
+    )
     if base is None or base.depth == LONGEST_CHAIN:
         whole = ((0, 0, messages),)
         entry = _Entry(replace(version, messages=()), None, 0, whole)
     else:
-        changes = splices(_whole(family, parent).messages, messages)
+        changes = splices(before, messages)
         entry = _Entry(replace(version, messages=()), parent, base.depth + 1, changes)
     family.entries[version.id] = entry
     _remember(family, replace(version, messages=messages))

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from patchkv_agents.context.sequences import equal_ends
+
 T = TypeVar("T", bound=Hashable)
 Splice = tuple[int, int, tuple[T, ...]]
 """`(start, stop, items)`: the items stand in the place of `old[start:stop]`."""
@@ -20,10 +22,7 @@ LONGEST_CHAIN = 32
 
 def splices(old: Sequence[T], new: Sequence[T]) -> tuple[Splice[T], ...]:
     """The splices that turn `old` into `new`, in order. Linear time, not always the fewest."""
-    shorter = min(len(old), len(new))
-    head = next((k for k in range(shorter) if old[k] != new[k]), shorter)
-    rest = shorter - head
-    tail = next((k for k in range(rest) if old[-1 - k] != new[-1 - k]), rest)
+    head, tail = equal_ends(old, new)
     old_stop, new_stop = len(old) - tail, len(new) - tail
     if head in (old_stop, new_stop):
         whole = (head, old_stop, tuple(new[head:new_stop]))

@@ -52,6 +52,9 @@ class SQLiteHistoryStore:
         self._file = file_id(self.path)
         self._versions = SQLiteVersions(self._db)
         self._seen = (-1, -1)  # data_version, and the counter of rewrites
+        # Keys of versions, and the branches, as long as nobody changes the file.
+        self._keys: dict[tuple[ThreadKey, str], int] = {}
+        self._heads: dict[ThreadKey, dict[str, str]] = {}
         if not self.read_only:
             self.erase()
 
@@ -77,13 +80,18 @@ class SQLiteHistoryStore:
 
     def branches(self, thread: ThreadKey) -> dict[str, str]:
         """Newest version of each branch."""
+        with self._lock, translated(self.path):
+            self._drop_stale()
+            if thread in self._heads:
+                return dict(self._heads[thread])
         with self._reading():
             rows = self._db.execute(
                 "SELECT name, id FROM branches JOIN versions ON version = versions.key "
                 "WHERE thread = ? ORDER BY name",
                 self._ids(thread)[:1],
             )
-            return dict(rows.fetchall())
+            heads = self._heads[thread] = dict(rows.fetchall())
+            return dict(heads)
 
     def version_ids(self, thread: ThreadKey) -> tuple[str, ...]:
         """Ids of the thread's versions."""
@@ -97,13 +105,21 @@ class SQLiteHistoryStore:
 
     def load(self, thread: ThreadKey, version_id: str) -> ContextVersion | None:
         """A version of the thread."""
+        with self._lock, translated(self.path):
+            self._drop_stale()
+            known = self._versions.cached(self._keys.get((thread, version_id)))
+            if known is not None:
+                return known
         with self._reading():
             key, family = self._ids(thread)
             version = self._versions.find(family, version_id)
             is_member = self._db.execute(
                 "SELECT 1 FROM members WHERE thread = ? AND version = ?", (key, version)
             ).fetchone()
-            return self._versions.load(version) if version and is_member else None
+            if not version or not is_member:
+                return None
+            self._keys[thread, version_id] = version
+            return self._versions.load(version)
 
     @contextmanager
     def writing(self, thread: ThreadKey) -> Iterator[None]:
@@ -116,12 +132,13 @@ class SQLiteHistoryStore:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                self._versions.clear_cache()
+                self._clear_cache()
                 self._roll_back()
                 raise
 
     def put(self, thread: ThreadKey, version: ContextVersion, branch: str) -> None:
         """Make a version the newest of a branch."""
+        self._heads.clear()
         thread_key, family = self._ids(thread)
         if not family:
             thread_key = family = self._new_thread(thread)
@@ -133,6 +150,7 @@ class SQLiteHistoryStore:
 
     def fork(self, source: ThreadKey, target: ThreadKey) -> None:
         """Make a new thread with the versions of another."""
+        self._heads.clear()
         old, family = self._ids(source)
         if not family:
             raise HistoryStoreError(f"There is no thread {source} to fork; commit to it first.")
@@ -229,12 +247,20 @@ class SQLiteHistoryStore:
         """Clear the cache if another process has rewritten versions."""
         (changes,) = self._db.execute("PRAGMA data_version").fetchone()
         if changes != self._seen[0]:
+            self._keys.clear()
+            self._heads.clear()
             seen = (changes, counter(self._db, "rewrites"))
             if seen[1] != self._seen[1]:
                 self._versions.clear_cache()
             self._seen = seen
 
+    def _clear_cache(self) -> None:
+        self._versions.clear_cache()
+        self._keys.clear()
+        self._heads.clear()
+
     def _count_rewrite(self) -> None:
+        self._clear_cache()
         self._db.execute("UPDATE counters SET value = value + 1 WHERE name = 'rewrites'")
         self._db.execute("UPDATE counters SET value = 1 WHERE name = 'unerased'")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from patchkv_agents.context.frozen import FrozenJson, to_json
 from patchkv_agents.context.messages import Message
+from patchkv_agents.context.sequences import equal_ends
 from patchkv_agents.context.stores.base import Rewrite
 from patchkv_agents.context.stores.codec import (
     decode_edit,
@@ -68,6 +70,14 @@ class SQLiteVersions:
         ).fetchone()
         return row[0] if row else None
 
+    def cached(self, key: int | None) -> ContextVersion | None:
+        """The version of that key, if it is in memory."""
+        loaded = None if key is None else self._versions.get(key)
+        if loaded is None or key is None:
+            return None
+        self._versions.move_to_end(key)
+        return loaded.version
+
     def load(self, key: int) -> ContextVersion:
         """The version of that key."""
         return self._load(key).version
@@ -83,9 +93,14 @@ class SQLiteVersions:
         if depth > LONGEST_CHAIN:
             base, depth = None, 0
         # By identity: what did not change is the same object, and hashing all is most of the cost.
+        messages = version.messages
+        head, tail = equal_ends(before.version.messages, messages, operator.is_)
+        inner = messages[head : len(messages) - tail]
         known = dict(zip(map(id, before.version.messages), before.keys, strict=True))
-        keys = tuple(
-            [known.get(id(each)) or self._message_key(family, each) for each in version.messages]
+        keys = (
+            *before.keys[:head],
+            *(known.get(id(each)) or self._message_key(family, each) for each in inner),
+            *before.keys[len(before.keys) - tail :],
         )
         columns = self._columns(family, version, splices(() if base is None else before.keys, keys))
         key = self._inserted(

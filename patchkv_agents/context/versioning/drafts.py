@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from patchkv_agents.context.edits import Edit
 from patchkv_agents.context.frozen import FrozenJson, check_text
 from patchkv_agents.context.lineage.forms import predecessors
 from patchkv_agents.context.messages import NO_EXTRA, Message
+from patchkv_agents.context.sequences import equal_ends
 from patchkv_agents.context.stores.codec import encode_message
 from patchkv_agents.context.versioning.declarations import carried, completed, located, reconcile
 from patchkv_agents.context.versioning.scrubbing import Scrubber
@@ -162,7 +164,7 @@ def recognized(
 
     Only plain text messages are compared this way.
     """
-    if not isinstance(messages, list | tuple) or all(type(m) is Message for m in messages):
+    if not isinstance(messages, list | tuple) or set(map(type, messages)) <= {Message}:
         return messages
     plain = {(message.role, *_plain(message)): message for message in known if _is_plain(message)}
     result: list[Mapping[str, Any] | Message] = []
@@ -197,9 +199,12 @@ def _key(message: Mapping[str, Any] | Message) -> tuple[Any, ...] | None:
 def _filled(draft: Draft, version: ContextVersion, known: Sequence[Message]) -> ContextVersion:
     """The version with the draft's content. Known messages are reused as objects."""
     # By identity first: most messages are the same objects, and hashing them all takes longer.
-    here, there = set(map(id, draft.messages)), set(map(id, known))
+    head, tail = equal_ends(known, draft.messages, operator.is_)
+    stop = len(draft.messages) - tail
+    inner, known = draft.messages[head:stop], known[head : len(known) - tail]
+    here, there = set(map(id, inner)), set(map(id, known))
     same = {message: message for message in known if id(message) not in here}
-    for index, message in enumerate(draft.messages):
+    for index, message in enumerate(inner, head):
         if id(message) not in there and message not in same:
             # Message objects that the caller made himself have not been checked.
             check_text(encode_message(message), f"Message {index}")
@@ -207,7 +212,11 @@ def _filled(draft: Draft, version: ContextVersion, known: Sequence[Message]) -> 
     check_text(draft.checkpoint_id or "", "checkpoint_id")
     return replace(
         version,
-        messages=tuple([m if id(m) in there else same.setdefault(m, m) for m in draft.messages]),
+        messages=(
+            *draft.messages[:head],
+            *(m if id(m) in there else same.setdefault(m, m) for m in inner),
+            *draft.messages[stop:],
+        ),
         tools=draft.tools,
         template_args=draft.template_args,
         author=draft.author,
