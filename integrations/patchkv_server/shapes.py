@@ -175,10 +175,8 @@ class Shape:
         """Whether enough of the talk is in the old one; what was only appended does not count.
 
         Less is enough where the old one's end is here. Where it is not, this has to be most of the
-        old one too, and to begin alike: episodes of one program look the same things up.
+        old one too: episodes of one program look the same things up.
         """
-        if self.talk[0] != old.talk[0] and not self._has_end_of(old):
-            return False
         end = max((index + 1 for index, both in enumerate(shared) if both), default=0)
         sizes = self.talk_sizes[:end]
         common = sum(size for size, both in zip(sizes, shared[:end], strict=True) if both)

@@ -46,12 +46,6 @@ def tools(*names: str) -> list[dict[str, Any]]:
     ]
 
 
-def call(number: int) -> dict[str, Any]:
-    read = {"name": "read", "arguments": "{}"}
-    calls = [{"id": f"call-{number}", "type": "function", "function": read}]
-    return {"role": "assistant", "content": None, "tool_calls": calls}
-
-
 def result(content: str, number: int = 1) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call-{number}", "content": content}
 
@@ -140,10 +134,6 @@ OTHER = {
     "system message behind the question": (
         [system("S" * 900), user("Read it."), system("T" * 900), assistant("Yes."), user("And?")],
         [system("S" * 900), user("Something else."), system("T" * 900)],
-    ),
-    "other task, same file": (
-        [system("S"), user("Task A"), call(1), result("x" * 4000, 1)],
-        [system("S"), user("Task B"), call(2), result("x" * 4000, 2)],
     ),
     "same small talk": (
         [system("S"), user("A parcel."), assistant("Yes?"), user("Go on."), assistant("A" * 400)],
