@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
-from patchkv_agents.ranges import BoolArray
+import numpy as np
+
+from patchkv_agents.checkpoint.extents import Extent
+from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_kernels.payload import Payload
 
 MIN_DEFAULT_BYTES = 2 * 2**30
@@ -25,7 +28,7 @@ def default_budget_bytes() -> int:
 
 
 class BudgetMember(Protocol):
-    """Versions of one thread. The budget's lock is held in all calls.
+    """Versions of one thread. The budget's lock is held in all calls but `payload_rows`.
 
     Attributes:
         is_reused: whether the thread came back after its first version.
@@ -33,14 +36,11 @@ class BudgetMember(Protocol):
 
     is_reused: bool
 
-    def payload_rows(self) -> dict[Payload, BoolArray]:
+    def payload_rows(self) -> Mapping[Payload, BoolArray]:
         """Rows of each payload that some version refers to, bool `[rows]` by payload."""
 
-    def last_used(self) -> int:
-        """Tick of the last use of any version."""
-
-    def ages(self) -> dict[str, int]:
-        """Tick of the last use of each version."""
+    def entries(self) -> list[BudgetEntry]:
+        """The versions, least recently used first."""
 
     def pack(self) -> None:
         """Store with loss what may be."""
@@ -50,6 +50,14 @@ class BudgetMember(Protocol):
 
     def drop(self, versions: list[str]) -> None:
         """Delete versions."""
+
+
+class BudgetEntry(NamedTuple):
+    """One version: its name, the tick of its last use, and its stored rows."""
+
+    version: str
+    used: int
+    extents: tuple[Extent, ...]
 
 
 class MemoryBudget:
@@ -64,7 +72,7 @@ class MemoryBudget:
         limit_bytes: of payload; `default_budget_bytes()` if left out.
 
     Attributes:
-        lock: held while versions change.
+        lock: held while versions change, which may take long. Reading needs no lock.
         limit_bytes: the limit. May be changed; the next `fit` heeds it.
         ticks: numbers the uses of versions.
     """
@@ -73,63 +81,118 @@ class MemoryBudget:
         self.lock = threading.RLock()
         self.limit_bytes = default_budget_bytes() if limit_bytes is None else limit_bytes
         self._members: WeakSet[BudgetMember] = WeakSet()
+        self._members_lock = threading.Lock()
         self.ticks = count(1)
 
     def register(self, member: BudgetMember) -> None:
         """Count the versions of another thread too, as long as they are referred to."""
-        with self.lock:
+        with self._members_lock:
             self._members.add(member)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of all payloads, each counted once."""
-        with self.lock:
-            payloads = {payload for member in self._members for payload in member.payload_rows()}
-            return sum(payload.nbytes for payload in payloads)
+        payloads = {payload for member in self._listed() for payload in member.payload_rows()}
+        return sum(payload.nbytes for payload in payloads)
 
     def fit(self) -> None:
-        """Bring the payload below the limit."""
+        """Bring the payload below the limit, in time linear in the number of versions."""
         with self.lock:
             if self.used_bytes <= self.limit_bytes:
                 return
-            members = sorted(
-                self._members, key=lambda member: (member.is_reused, member.last_used())
-            )
-            if self._live_bytes() > self.limit_bytes:
-                for member in members:
-                    member.pack()
-                    if self._live_bytes() <= self.limit_bytes:
-                        break
-            self._evict(members)
+            entries = {member: member.entries() for member in self._listed()}
+            members = sorted(entries, key=lambda member: _age(member, entries[member]))
+            usage = RowUsage()
             for member in members:
-                if self.used_bytes <= self.limit_bytes:
+                usage.add(entries[member])
+            for member in members:
+                if usage.live_bytes <= self.limit_bytes:
                     break
-                member.compact()
+                self._change(member, member.pack, usage)
+            self._evict(members, usage)
+            for member in members:
+                if usage.payload_bytes <= self.limit_bytes:
+                    break
+                self._change(member, member.compact, usage)
 
-    def _evict(self, members: list[BudgetMember]) -> None:
+    def _listed(self) -> list[BudgetMember]:
+        with self._members_lock:
+            return list(self._members)
+
+    @staticmethod
+    def _change(member: BudgetMember, change: Callable[[], None], usage: RowUsage) -> None:
+        """Let a member store its versions in another form."""
+        usage.remove(member.entries())
+        try:
+            change()
+        finally:
+            usage.add(member.entries())
+
+    def _evict(self, members: list[BudgetMember], usage: RowUsage) -> None:
         """Drop versions while too much is left, down to well below the limit."""
-        if self._live_bytes() <= self.limit_bytes:
+        if usage.live_bytes <= self.limit_bytes:
             return
         order = sorted(
-            (member.is_reused, used, version, number)
+            (member.is_reused, entry.used, entry.version, number, entry)
             for number, member in enumerate(members)
-            for version, used in member.ages().items()
+            for entry in member.entries()
         )
-        newest = max((entry[1] for entry in order), default=0)
-        for _, used, version, number in order:
+        newest = max((used for _, used, *_ in order), default=0)
+        evicted: dict[int, list[str]] = {}
+        for _, used, version, number, entry in order:
             # Not every suspend should have to copy what is kept.
-            if self._live_bytes() <= self.limit_bytes * 3 // 4:
-                return
+            if usage.live_bytes <= self.limit_bytes * 3 // 4:
+                break
             if used != newest:
-                members[number].drop([version])
+                usage.remove([entry])
+                evicted.setdefault(number, []).append(version)
+        for number, versions in evicted.items():
+            members[number].drop(versions)
 
-    def _live_bytes(self) -> int:
-        """Bytes of payload once only used rows are left, roughly."""
-        used: dict[Payload, BoolArray] = {}
-        for member in self._members:
-            for payload, rows in member.payload_rows().items():
-                used[payload] = used[payload] | rows if payload in used else rows
-        return live_bytes(used)
+
+def _age(member: BudgetMember, entries: list[BudgetEntry]) -> tuple[bool, int]:
+    """Orders members: those that are to give up memory first."""
+    return member.is_reused, entries[-1].used if entries else 0
+
+
+class RowUsage:
+    """How many versions refer to each row of each payload, kept up to date as versions change.
+
+    Attributes:
+        live_bytes: bytes of the payloads once only rows in use are left, roughly.
+        payload_bytes: bytes of the payloads that have rows in use.
+    """
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.payload_bytes = 0
+        self._counts: dict[Payload, IntArray] = {}
+
+    def add(self, entries: Iterable[BudgetEntry]) -> None:
+        """Count the rows of some versions."""
+        for entry in entries:
+            self._count(entry.extents, 1)
+
+    def remove(self, entries: Iterable[BudgetEntry]) -> None:
+        """Count the rows of some versions no longer."""
+        for entry in entries:
+            self._count(entry.extents, -1)
+
+    def _count(self, extents: Iterable[Extent], step: int) -> None:
+        by_payload: dict[Payload, list[Extent]] = {}
+        for extent in extents:
+            by_payload.setdefault(extent.payload, []).append(extent)
+        for payload, parts in by_payload.items():
+            counts = self._counts.setdefault(payload, np.zeros(payload.rows, dtype=np.int64))
+            self._tally(payload, counts, -1)
+            for part in parts:
+                counts[part.row : part.row + part.length] += step
+            self._tally(payload, counts, 1)
+
+    def _tally(self, payload: Payload, counts: IntArray, sign: int) -> None:
+        rows = int(np.count_nonzero(counts))
+        self.live_bytes += sign * (payload.nbytes * rows // max(1, payload.rows))
+        self.payload_bytes += sign * (payload.nbytes if rows else 0)
 
 
 def live_bytes(used: Mapping[Payload, BoolArray]) -> int:

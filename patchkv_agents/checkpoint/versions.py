@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from patchkv_agents.checkpoint.budget import MemoryBudget, live_bytes
+from patchkv_agents.checkpoint.budget import BudgetEntry, MemoryBudget, live_bytes
 from patchkv_agents.checkpoint.checkpoint import Checkpoint
 from patchkv_agents.checkpoint.overlap import OverlapIndex
 from patchkv_agents.checkpoint.packing import Pack, packed_together
@@ -18,10 +18,9 @@ MAX_VERSIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One version; `used` is a tick of the budget, `pack` encodes it where memory is short."""
+    """One version; `pack` encodes it where memory is short."""
 
     checkpoint: Checkpoint
-    used: int
     pack: Pack | None
 
 
@@ -42,7 +41,8 @@ class CheckpointVersions:
 
     def __init__(self, budget: MemoryBudget | None = None) -> None:
         self._budget = budget or MemoryBudget()
-        self._entries: dict[str, _Entry] = {}  # least recently used first
+        self._entries: dict[str, _Entry] = {}  # replaced, never changed: read without a lock
+        self._ticks: dict[str, int] = {}  # last uses, of versions that are gone too at times
         self._index: tuple[OverlapIndex, tuple[str, ...]] = (OverlapIndex(()), ())
         self._used: dict[Payload, BoolArray] = {}
         self.is_reused = False
@@ -56,8 +56,7 @@ class CheckpointVersions:
 
     def __iter__(self) -> Iterator[str]:
         """Names of the versions, least recently used first."""
-        with self._budget.lock:
-            return iter(list(self._entries))
+        return iter(self._oldest_first())
 
     @property
     def budget(self) -> MemoryBudget:
@@ -73,7 +72,8 @@ class CheckpointVersions:
         """The same versions so far, in a collection of its own. Payload is shared."""
         with self._budget.lock:
             other = CheckpointVersions(self._budget)
-            other._entries, other._index = dict(self._entries), self._index
+            other._entries, other._index = self._entries, self._index
+            other._ticks = dict(self._ticks)
             other._used, other.is_reused = self._used, self.is_reused
             return other
 
@@ -88,10 +88,8 @@ class CheckpointVersions:
 
     def touch(self, version: str) -> None:
         """Make a version the most recently used one; an unknown name is ignored."""
-        with self._budget.lock:
-            entry = self._entries.pop(version, None)
-            if entry is not None:
-                self._entries[version] = replace(entry, used=next(self._budget.ticks))
+        if version in self._entries:
+            self._ticks[version] = next(self._budget.ticks)
 
     def put(
         self,
@@ -114,11 +112,11 @@ class CheckpointVersions:
             The checkpoint as it is kept.
         """
         with self._budget.lock:
-            self._entries.pop(version, None)
-            self._entries[version] = _Entry(checkpoint, next(self._budget.ticks), pack)
-            if len(self._entries) > MAX_VERSIONS:
-                del self._entries[next(iter(self._entries))]
-            self._changed()
+            self._ticks[version] = next(self._budget.ticks)
+            entries = {**self._entries, version: _Entry(checkpoint, pack)}
+            if len(entries) > MAX_VERSIONS:
+                del entries[self._oldest_first()[0]]
+            self._change(entries)
             if repack:
                 self._repack(worth_repacking(self._used))
                 self._budget.fit()
@@ -127,9 +125,8 @@ class CheckpointVersions:
     def drop(self, versions: Iterable[str]) -> None:
         """Delete versions; unknown names are ignored."""
         with self._budget.lock:
-            for version in versions:
-                self._entries.pop(version, None)
-            self._changed()
+            gone = set(versions)
+            self._change({name: e for name, e in self._entries.items() if name not in gone})
 
     def ranked(self, token_ids: IntArray, *, exact: bool = False) -> list[tuple[int, str]]:
         """Versions by how many of `token_ids` they may hold, most first, each with that bound.
@@ -140,16 +137,15 @@ class CheckpointVersions:
             token_ids: of the context to recover, int64 `[tokens]`.
             exact: count only exact rows in the common prefix; otherwise see `OverlapIndex`.
         """
-        with self._budget.lock:
-            (index, names), entries = self._index, dict(self._entries)
+        index, names = self._index
         if exact:
-            bounds = [entries[name].checkpoint.exact_prefix(token_ids) for name in names]
+            checkpoints = [self.get(name) for name in names]
+            bounds = [each.exact_prefix(token_ids) if each else 0 for each in checkpoints]
         else:
             bounds = index.bounds(token_ids)
-        used = {version: rank for rank, version in enumerate(entries)}
-        return sorted(
-            zip(bounds, names, strict=True), key=lambda entry: (entry[0], used[entry[1]])
-        )[::-1]
+        used = [self._ticks.get(name, 0) for name in names]
+        ranked = sorted(zip(bounds, used, names, strict=True), reverse=True)
+        return [(bound, name) for bound, _, name in ranked]
 
     # For the budget, which holds its lock meanwhile
 
@@ -157,29 +153,26 @@ class CheckpointVersions:
         """Rows of each payload that some version refers to, bool `[rows]` by payload."""
         return self._used
 
-    def last_used(self) -> int:
-        """When a version was used last; 0 without any."""
-        return max((entry.used for entry in self._entries.values()), default=0)
-
-    def ages(self) -> dict[str, int]:
-        """When each version was used last."""
-        return {version: entry.used for version, entry in self._entries.items()}
+    def entries(self) -> list[BudgetEntry]:
+        """The versions, least recently used first."""
+        return [
+            BudgetEntry(name, self._ticks.get(name, 0), self._entries[name].checkpoint.extents)
+            for name in self._oldest_first()
+        ]
 
     def pack(self) -> None:
         """Encode what is stored losslessly and may be stored with loss, if that saves memory.
 
         It does not where another version refers to the same rows and may not lose any.
         """
-        newest_first = tuple(reversed(self._entries))
+        newest_first = self._oldest_first()[::-1]
         chosen = [self._entries[version] for version in newest_first]
         if not any(entry.pack for entry in chosen):
             return
         anew = packed_together([(entry.checkpoint, entry.pack) for entry in chosen])
         if live_bytes(used_rows(each.extents for each in anew)) >= live_bytes(self._used):
             return
-        for version, entry, checkpoint in zip(newest_first, chosen, anew, strict=True):
-            self._entries[version] = replace(entry, checkpoint=checkpoint, pack=None)
-        self._changed()
+        self._change(dict(zip(newest_first, [_Entry(each, None) for each in anew], strict=True)))
         self.compact()
 
     def compact(self) -> None:
@@ -189,18 +182,26 @@ class CheckpointVersions:
     def _repack(self, payloads: set[Payload]) -> None:
         if not payloads:
             return
-        newest_first = tuple(reversed(self._entries))
-        extents = [self._entries[version].checkpoint.extents for version in newest_first]
+        newest_first = self._oldest_first()[::-1]
+        entries = dict(self._entries)
+        extents = [entries[version].checkpoint.extents for version in newest_first]
         for version, anew in zip(newest_first, repacked(extents, payloads), strict=True):
-            entry = self._entries[version]
+            entry = entries[version]
             moved = replace(entry.checkpoint, extents=anew)
-            self._entries[version] = replace(entry, checkpoint=moved)
-        self._changed()
+            entries[version] = replace(entry, checkpoint=moved)
+        self._change(entries)
 
-    def _changed(self) -> None:
-        names = tuple(self._entries)
+    def _oldest_first(self) -> list[str]:
+        """Names of the versions, least recently used first."""
+        return sorted(self._entries, key=lambda name: self._ticks.get(name, 0))
+
+    def _change(self, entries: dict[str, _Entry]) -> None:
+        """Replace the versions. The budget's lock is held."""
+        self._entries = entries
+        self._ticks = {name: self._ticks.get(name, 0) for name in entries}
+        names = tuple(entries)
         if self._index[1] != names:
-            ids = [self._entries[name].checkpoint.token_ids for name in names]
+            ids = [entries[name].checkpoint.token_ids for name in names]
             self._index = OverlapIndex(ids), names
-        newest_first = reversed(self._entries.values())
-        self._used = used_rows(entry.checkpoint.extents for entry in newest_first)
+        newest_first = self._oldest_first()[::-1]
+        self._used = used_rows(entries[name].checkpoint.extents for name in newest_first)

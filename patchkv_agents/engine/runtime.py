@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,13 @@ class ModelRuntime:
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens(tokenizer, model.generation_config)
         self.clock_ns = clock_ns
-        self.offload_worker = ThreadPoolExecutor(1, thread_name_prefix="patchkv-offload")
+        ids: set[int] = set()
+        self.offload_worker = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="patchkv-offload",
+            initializer=lambda: ids.add(threading.get_ident()),
+        )
+        self._worker_ids = ids
 
     @cached_property
     def fingerprint(self) -> str:
@@ -110,5 +117,11 @@ class ModelRuntime:
         return self.adapter.forward_rows(token_ids, chunks[-1], cache)
 
     def wait_until_stored(self) -> None:
-        """Wait until all rows that are on their way to memory are stored."""
+        """Wait until all rows that are on their way to memory are stored.
+
+        In the worker itself, where the garbage collector may close a stream that nobody refers to,
+        it does not wait: what is on its way comes after whatever runs there now.
+        """
+        if threading.get_ident() in self._worker_ids:
+            return
         submitted(lambda: None, self.offload_worker).result()

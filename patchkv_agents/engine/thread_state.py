@@ -45,16 +45,16 @@ Spans = tuple[tuple[int, int], ...]
 
 MAX_REPLIES = 256
 """Answers whose sampled ids are kept; those of older ones are encoded anew."""
-MAX_KNOWN = 32
-"""Versions of which is kept what others are aligned with and told to go on from."""
+MAX_RECENT = 32
+"""Recent versions, with which others are aligned, and which they may go on from."""
 
 ClearForks = Callable[[Collection[ThreadKey], str], None]
 """Deletes the state of the threads of these histories, for the forgetting version of this id."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is kept of a version: its messages, and where they stand if it was answered here."""
+class _RecentVersion:
+    """A recent version: its messages, and where they stand if it was answered here."""
 
     hashes: Hashes
     parents: tuple[str, ...]
@@ -83,7 +83,7 @@ class ThreadState:
         self.replies: tuple[SampledReply, ...] = ()
         self.must_clear = False
         self._stored = stored
-        self._known: dict[str, _Known] = {}  # by version
+        self._recent: dict[str, _RecentVersion] = {}  # by version
         self._last: str | None = None  # id of the version answered last
         self._ancestors = Ancestors()
         self._row_versions = RowVersions()
@@ -97,7 +97,7 @@ class ThreadState:
         """Become a fork of another state, with these copies of its history and sequence."""
         self.history = history
         self.sequence, self._obeyed = sequence, set(other._obeyed)
-        self.replies, self._known = other.replies, dict(other._known)
+        self.replies, self._recent = other.replies, dict(other._recent)
         self._last, self._row_versions = other._last, other._row_versions.copy()
         self._ancestors = other._ancestors.copy()
 
@@ -139,11 +139,11 @@ class ThreadState:
 
     def anchors(self, version: ContextVersion, spans: Spans, old: str) -> Anchors:
         """Where the messages that `version` shares with an old one stand in both."""
-        known = self._known.get(old)
-        if known is None or not known.spans:
+        recent = self._recent.get(old)
+        if recent is None or not recent.spans:
             return ()
         matching = match_messages(self.history.get(old).messages, version.messages)
-        return message_anchors(known.spans, spans, matching)
+        return message_anchors(recent.spans, spans, matching)
 
     def own_rows(self, version: ContextVersion) -> OwnOf:
         """Tells which rows of other versions' states `version` may take over."""
@@ -162,7 +162,7 @@ class ThreadState:
         """Keep what later versions need of one that was resumed."""
         self._last = version.id
         self._row_versions.note(version.id, resumed.plan, resumed.resumed_from)
-        self._know(version, spans)
+        self._remember(version, spans)
 
     def base(self, messages: Sequence[Message]) -> ContextVersion | None:
         """The version that a context goes on from, as far as its messages tell (`continued`)."""
@@ -170,12 +170,12 @@ class ThreadState:
         if head is None or self._last not in (None, head.id):
             return head  # somebody has checked it out
         if self._last is None:
-            for version_id in sorted(self.history.branches().values())[-MAX_KNOWN:]:
-                self._know(self.history.get(version_id))
+            for version_id in sorted(self.history.branches().values())[-MAX_RECENT:]:
+                self._remember(self.history.get(version_id))
         found = continued(
             messages,
             head.messages,
-            {name: known.hashes for name, known in self._known.items()},
+            {name: recent.hashes for name, recent in self._recent.items()},
             lambda name: name in self._ancestors.of(self.history, head),
         )
         return head if found is None else self.history.get(found)
@@ -210,7 +210,7 @@ class ThreadState:
         if base is not None and not any(edit.forget for edit in edits):
             shown = context.messages, context.tools, template_args
             same = [] if base is head else [base.id]
-            same += [name for name, known in self._known.items() if base.id in known.parents[:1]]
+            same += [name for name, recent in self._recent.items() if base.id in recent.parents[:1]]
             for name in same:
                 version = history.get(name)
                 if (version.messages, version.tools, version.template_args) == shown:
@@ -227,11 +227,13 @@ class ThreadState:
             self._ancestors.cut(version.id)
         return version, () if base is not None and version.id == base.id else version.edits
 
-    def _know(self, version: ContextVersion, spans: Spans = ()) -> None:
-        self._known.pop(version.id, None)
-        self._known[version.id] = _Known(message_hashes(version.messages), version.parents, spans)
-        if len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+    def _remember(self, version: ContextVersion, spans: Spans = ()) -> None:
+        self._recent.pop(version.id, None)
+        self._recent[version.id] = _RecentVersion(
+            message_hashes(version.messages), version.parents, spans
+        )
+        if len(self._recent) > MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
 
     def forget(
         self, version: ContextVersion, token_ids: IntArray, clear_forks: ClearForks

@@ -151,3 +151,14 @@ def test_calls_wait_for_the_pool_and_do_not_fail(pooled):
             done.set()
 
     run_all(tidy, talk_all)
+
+
+def test_a_stream_that_the_worker_collects_does_not_wait_for_the_worker(pooled):
+    """A stream in a reference cycle is closed by the garbage collector in whatever Python thread
+    that runs. In the one which stores rows, making room waited for that thread itself."""
+    engine = pooled(memory_budget_bytes=1)
+    stream = engine.thread("t").stream(MESSAGES, max_new_tokens=20)
+    next(stream)
+    engine.runtime.offload_worker.submit(stream.close).result(timeout=60)
+    engine.flush()
+    assert engine.pool.memory()[0] == 0

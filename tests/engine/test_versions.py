@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from patchkv_agents.recovery import RecoveryPolicy, RowLabel, restore
 from patchkv_kernels import PayloadFormat
 
 from ..checkpoint.rows import stored_rows
+from ..operations import count_calls
 from .models import edited, full_logits, random_ids, sequence_of, tiny_model
+from .test_sharing import run_all
 
 EXACT = RecoveryPolicy.exact()
 PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.0, tail_tokens=16)
@@ -369,3 +372,56 @@ def test_the_budget_is_shared_and_takes_from_what_was_used_longest_ago(model, mi
     assert not len(sequences[1].token_ids)
     resumed = sequences[1].resume(random_ids(1, 500), PATCH)
     assert resumed.plan.is_exact and len(resumed.plan.rows) == 500
+
+
+def test_eviction_takes_time_in_proportion_to_the_versions(model):
+    """All rows of all versions were counted again for each one that went."""
+
+    def calls(threads: int) -> int:
+        budget = MemoryBudget(10**9)
+        sequences = [
+            sequence_of(model, versions=CheckpointVersions(budget)) for _ in range(threads)
+        ]
+        for number, sequence in enumerate(sequences):
+            sequence.resume(random_ids(number, 20), EXACT, version="only")
+            sequence.suspend()
+        budget.limit_bytes = 1
+        counted = count_calls(budget.fit)
+        assert sum(len(sequence.versions) for sequence in sequences) == 1
+        return counted
+
+    assert calls(64) < 6 * calls(16)
+
+
+def test_nobody_waits_while_another_thread_is_packed(model):
+    """The lock that packing holds, for seconds where much is packed, was taken to plan a resume,
+    to make a thread, and to ask how much memory is used."""
+    budget = MemoryBudget(10**9)
+    sequence, other = (
+        sequence_of(model, versions=CheckpointVersions(budget), storage=PrecisionPolicy())
+        for _ in range(2)
+    )
+    for each in (sequence, other):
+        each.resume(BASE, EXACT, version="base")
+        each.suspend()
+    packing, go_on = threading.Event(), threading.Event()
+
+    def slow(checkpoint):
+        packing.set()
+        assert go_on.wait(60)
+        return checkpoint
+
+    sequence.versions.put("slow", sequence.checkpoint, pack=slow)
+    budget.limit_bytes = 1
+
+    def use() -> None:
+        try:
+            assert packing.wait(60)
+            assert budget.used_bytes > 0
+            CheckpointVersions(budget)
+            assert other.resume(LEFT, EXACT, version="left").resumed_from == "base"
+            assert not go_on.is_set()
+        finally:
+            go_on.set()
+
+    run_all(use, budget.fit)
