@@ -32,6 +32,12 @@ class Versioned(TypedDict):
     plan: list[str]
 
 
+class Inner(TypedDict):
+    """The state of a subgraph: what is merged of two nodes side by side."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
 @dataclass
 class NodeSpec:
     """What one node does.
@@ -44,6 +50,7 @@ class NodeSpec:
         form: how it returns its update.
         to: nodes behind it.
         sends: how many tasks it sends to the node `worker`.
+        inner: nodes of the subgraph that it is, one after the other; none if it is a function.
     """
 
     name: str
@@ -53,6 +60,7 @@ class NodeSpec:
     form: str
     to: list[str] = field(default_factory=list)
     sends: int = 0
+    inner: list[NodeSpec] = field(default_factory=list)
 
 
 @dataclass
@@ -100,12 +108,19 @@ class GraphSpec:
         if chance.random() < 0.3:
             chance.choice(nodes).sends = chance.randint(1, 3)
         names = [node.name for node in nodes]
+        if chance.random() < 0.3:
+            outer = chance.choice(nodes)
+            outer.inner = [
+                _inner(chance, f"{outer.name}in{place}", is_async)
+                for place in range(chance.randint(1, 2))
+            ]
+            names += [each.name for each in outer.inner]
         return cls(
             seed,
             chance.choice([Merged, Merged, Versioned]),
             nodes,
             [node.name for node in layers[0]],
-            [chance.choice(names)] if chance.random() < 0.15 else [],
+            [chance.choice(nodes).name] if chance.random() < 0.15 else [],
             {name: chance.random() < 0.85 for name in [*names, "worker"]},
             chance.choice(["sync", "async", "exit"]),
             is_async,
@@ -140,6 +155,14 @@ def _node(chance: random.Random, name: str, is_async: bool) -> NodeSpec:
     )
 
 
+def _inner(chance: random.Random, name: str, is_async: bool) -> NodeSpec:
+    node = _node(chance, name, is_async)
+    # The subgraph has no plan.
+    node.actions = ["append" if action == "plan" else action for action in node.actions]
+    node.to = [END]
+    return node
+
+
 class Failure(RuntimeError):
     """What a node raises on purpose."""
 
@@ -164,7 +187,7 @@ class Runner:
             retry = RetryPolicy(max_attempts=2, initial_interval=0.0001, jitter=False)
             builder.add_node(
                 node.name,
-                self._wrapped(node.name, self._function(node)),
+                self._wrapped(node.name, self._subgraph(node) or self._function(node)),
                 retry_policy=retry if "flaky" in node.actions else None,
             )
             for name in node.to:
@@ -258,10 +281,24 @@ class Runner:
             return await self.graph.aupdate_state(*arguments)
         return self.graph.update_state(*arguments)
 
+    def _subgraph(self, spec: NodeSpec) -> Any:
+        """The subgraph that a node is; None if it is a function."""
+        if not spec.inner:
+            return None
+        builder = StateGraph(Inner)
+        before = START
+        for node in spec.inner:
+            builder.add_node(node.name, self._wrapped(node.name, self._function(node)))
+            builder.add_edge(before, node.name)
+            before = node.name
+        builder.add_edge(before, END)
+        return builder.compile()
+
     def _wrapped(self, name: str, function: Any) -> Any:
         if self._history is None or not self.spec.is_tracked[name]:
             return function
-        contexts = {"messages": None, "plan": None} if self.spec.seed % 3 == 0 else None
+        has_plan = self.spec.seed % 3 == 0 and "in" not in name
+        contexts = {"messages": None, "plan": None} if has_plan else None
         return track_edits(function, history=self._history, contexts=contexts, on_error="raise")
 
     def _function(self, spec: NodeSpec) -> Any:
