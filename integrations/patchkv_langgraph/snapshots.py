@@ -17,7 +17,7 @@ _NOT_SHOWN = frozenset(("response_metadata", "usage_metadata", "artifact", "stat
 # Without references between equal objects, so that equal values have equal bytes.
 _BY_VALUE = 2
 
-_Key = tuple[type[BaseMessage], str, bytes | tuple[str | None, ...]]
+_Key = tuple[str | None, ...] | tuple[type[BaseMessage], str, bytes]
 _Value = tuple[Message, str | None]
 
 
@@ -75,7 +75,7 @@ def _key(message: BaseMessage) -> _Key | None:
         # Most messages: text, and nothing that has parts.
         calls = kind is AIMessage and (values.get("tool_calls") or values.get("invalid_tool_calls"))
         if not calls and not message.__pydantic_extra__:
-            return kind, text, (values["name"], values["id"], values.get("tool_call_id"))
+            return _SIMPLE[kind], text, values["name"], values["id"], values.get("tool_call_id")
     parts = None
     if type(text) is not str:  # a text keeps its hash, so that it is not computed again
         text, parts = "", text
@@ -87,7 +87,9 @@ def _key(message: BaseMessage) -> _Key | None:
         return None
 
 
-_SIMPLE = frozenset((AIMessage, HumanMessage, SystemMessage, ToolMessage))
+_SIMPLE: dict[type[BaseMessage], str] = {
+    kind: kind.__name__ for kind in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
+}
 """Types without fields that hold other values, besides the additional ones and calls."""
 
 _FIELDS: dict[type[BaseMessage], Callable[[dict[str, Any]], Any]] = {}
