@@ -8,6 +8,7 @@ from functools import partial, wraps
 from typing import Any, Literal, TypeVar, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import ParentCommand
 
 from patchkv_agents.context import EditKind
@@ -178,6 +179,9 @@ def _tracked_function(node: Callable[..., Any], tracker: Tracker) -> Callable[..
         config = kwargs.get("config")
         if not accepts_config:
             kwargs = {key: value for key, value in kwargs.items() if key != "config"}
+        elif not isinstance(config, Mapping) or "configurable" not in config:
+            # A parameter of the node's own: LangGraph fills in those with its annotations only.
+            config = var_child_runnable_config.get()
         state = args[place] if len(args) > place else next(iter(kwargs.values()), None)
         return record(tracker, state, config, lambda: call(*args, **kwargs))
 

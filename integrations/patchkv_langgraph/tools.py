@@ -18,10 +18,11 @@ from langgraph.types import Command
 from patchkv_agents.context import EditKind
 from patchkv_agents.errors import InputError
 from patchkv_langgraph.marks import EditMark, edit_kind, mark_of, marked
+from patchkv_langgraph.notices import warn
 from patchkv_langgraph.signatures import with_keyword
 from patchkv_langgraph.tasks import messages_in
 
-Replaces = Callable[[Any, Mapping[str, Any]], Iterable[str]] | str | None
+Replaces = Callable[[Any, Mapping[str, Any]], Iterable[str] | str | None] | str | None
 """What a tool's result takes the place of; see `context_tool`."""
 
 _ANSWER = "The earlier result of this call was brought up to date."
@@ -60,8 +61,9 @@ def context_tool(
     Args:
         tool: a function, a coroutine function, or a tool made of one.
         replaces: `"previous"`, this tool's last result for the same call; the id or tool_call_id of
-            a message; a function of the state and the call's arguments that returns such ids; or
-            None for tools that return commands. A message that is not there is not replaced.
+            a message; a function of the state and the call's arguments that returns such an id,
+            several, or None; or None for tools that return commands. A message that is not there
+            is not replaced. Where the function fails, nothing is replaced, and a warning says so.
         match: whether calls of this tool are the same with equal arguments, or always.
         kind: what the edit is.
         answer: content of the answer to the present call.
@@ -69,9 +71,14 @@ def context_tool(
         messages_key: the messages' key in the state.
 
     Raises:
-        InputError: it is no function, and no tool that is made of one.
+        InputError: it is no function, and no tool that is made of one; or `replaces` or `match` is
+            none of the above.
         ContextError: there is no such kind.
     """
+    if match not in ("arguments", "name"):
+        raise InputError(f"match is {match!r}: use 'arguments' or 'name'.")
+    if not (replaces is None or isinstance(replaces, str) or callable(replaces)):
+        raise InputError(f"replaces is {replaces!r}: give an id, a function, 'previous' or None.")
     how = _Rewriting(replaces, match, edit_kind(kind), answer, author, messages_key)
     if tool is None:
         return partial(_decorated, how=how)
@@ -135,7 +142,11 @@ class _Rewriting:
                 with suppress(Exception):  # of a function that fails for its own call as well
                     found = how._targets(messages, earlier, runtime.state, taken)
                     taken.update(message.id for message in found)
-        targets = self._targets(messages, call, runtime.state, taken)
+        try:
+            targets = self._targets(messages, call, runtime.state, taken)
+        except Exception as error:  # the tool has run: its result must not be lost
+            warn(f"Tool {call.get('name')!r}: replaces= failed ({error!r}); nothing is replaced.")
+            return content
         if not targets:
             return content
         if isinstance(content, ToolMessage):
@@ -173,10 +184,10 @@ class _Rewriting:
             return self._previous(messages, call, free)
         if self.replaces is None:
             return []
-        if isinstance(self.replaces, str):
-            names = {self.replaces}
-        else:
-            names = set(self.replaces(state, call.get("args", {})))
+        named = self.replaces
+        if callable(named):
+            named = named(state, call.get("args", {}))
+        names = {named} if isinstance(named, str) else set(named or ())
         return [
             message
             for message in free

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.runtime import Runtime
@@ -302,3 +303,17 @@ def test_the_version_of_a_state_is_known_in_the_node(history: GraphHistory) -> N
     assert seen == [history.log("t")[0]]
     with pytest.raises(ContextError, match="in a node"):
         history.version(question(), {})
+
+
+def test_a_parameter_of_its_own_that_is_named_config(history: GraphHistory) -> None:
+    """LangGraph fills in `config` by its annotation. With another one, nothing was recorded, and
+    nothing said so."""
+
+    def answer(state: MessagesState, config: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"config is {config}", id="answer")]}
+
+    with pytest.warns(UserWarning, match="typed as 'RunnableConfig'"):
+        graph = chain(track_edits(answer, history=history), checkpointer=InMemorySaver())
+    state = graph.invoke(question(), config())
+    assert state["messages"][-1].content == "config is None"
+    assert edits(history) == [("append", "answer", None)]

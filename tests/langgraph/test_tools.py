@@ -19,6 +19,7 @@ from patchkv_agents.errors import ContextError, InputError
 from patchkv_langgraph import (
     EditMark,
     GraphHistory,
+    TrackingWarning,
     context_tool,
     mark_of,
     marked,
@@ -384,3 +385,35 @@ def test_an_error_neither_replaces_nor_is_replaced(raises: bool, history: GraphH
     for number in range(4):
         state = graph.invoke({"messages": [call(number)]}, config())
     assert contents(state) == ["there", "down", ANSWER, ANSWER]
+
+
+def test_a_function_that_fails_costs_no_result(history: GraphHistory) -> None:
+    """A tool had run, with its effects, and the model was shown the error of `replaces` instead of
+    the result, so that it ran again."""
+
+    def failing(state: Any, arguments: Any) -> list[str]:
+        raise LookupError("no such order")
+
+    graph = graph_of(history, context_tool(tool(counting()), replaces=failing))
+    with pytest.warns(TrackingWarning, match="no such order"):
+        state = graph.invoke({"messages": [call(0)]}, config())
+    assert [state["messages"][-1].content, state["messages"][-1].status] == ["packed", "success"]
+
+
+@pytest.mark.parametrize("named", ["call-0", None])
+def test_a_function_may_return_one_id_or_none(named: str | None, history: GraphHistory) -> None:
+    """An id was taken for a list of characters, and None for an error of the tool."""
+    graph = graph_of(
+        history, context_tool(tool(counting()), replaces=lambda state, arguments: named)
+    )
+    graph.invoke({"messages": [call(0)]}, config())
+    state = graph.invoke({"messages": [call(1)]}, config())
+    first, last = (m.content for m in state["messages"] if isinstance(m, ToolMessage))
+    assert (first, last == "sent") == (("sent", False) if named else ("packed", True))
+
+
+@pytest.mark.parametrize("wrong", [{"match": "nam"}, {"replaces": 5}])
+def test_arguments_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    """`match="nam"` silently meant equal arguments."""
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        context_tool(tool(counting()), **wrong)
