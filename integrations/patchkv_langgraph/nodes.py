@@ -99,6 +99,10 @@ def track_edits(
     """
     if on_error not in ("warn", "raise"):
         raise InputError(f"on_error is {on_error!r}; it must be 'warn' or 'raise'.")
+    if not isinstance(history, GraphHistory):
+        raise InputError(f"history is {history!r}; it must be a GraphHistory.")
+    if contexts is not None and not (isinstance(contexts, Mapping) and contexts):
+        raise InputError(f"contexts is {contexts!r}; it must map keys of the state to their parts.")
     if node is None:
         return partial(
             track_edits,

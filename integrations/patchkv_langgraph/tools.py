@@ -184,9 +184,8 @@ class _Rewriting:
             return self._previous(messages, call, free)
         if self.replaces is None:
             return []
-        named = self.replaces
-        if callable(named):
-            named = named(state, call.get("args", {}))
+        how = self.replaces
+        named = how if isinstance(how, str) else how(state, call.get("args", {}))
         names = {named} if isinstance(named, str) else set(named or ())
         return [
             message

@@ -317,3 +317,14 @@ def test_a_parameter_of_its_own_that_is_named_config(history: GraphHistory) -> N
     state = graph.invoke(question(), config())
     assert state["messages"][-1].content == "config is None"
     assert edits(history) == [("append", "answer", None)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"history": "edits.db"}, {"contexts": ["messages"]}, {"contexts": {}}]
+)
+def test_arguments_of_the_wrong_kind_are_refused(
+    wrong: dict[str, Any], history: GraphHistory
+) -> None:
+    """They ended in an AttributeError, or recorded nothing without a word."""
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        track_edits(refresh, **{"history": history, **wrong})
