@@ -64,7 +64,7 @@ def _round(engine: Engine, token_ids: IntArray) -> tuple[float, float, float]:
     Returns:
         Seconds of the prefill; seconds of the decode step; bytes restored per second.
     """
-    sequence = KVSequence(engine.adapter, engine.rope)
+    sequence = KVSequence(engine.adapter, engine.rope, storage=engine.storage)
     policy = RecoveryPolicy.default()
     with engine.adapter.lock:
         prefill_s = _seconds(lambda: sequence.resume(token_ids[:-1], policy).logits)

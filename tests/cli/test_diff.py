@@ -18,6 +18,8 @@ from patchkv_agents.cli.main import main
 from patchkv_agents.context import load_conversation, render
 from patchkv_agents.context.changes.matching import match_messages
 
+from ..alignment.reference import assert_holds
+
 CASES = [
     "01-stale-departure-board",
     "03-clear-first-search",
@@ -124,7 +126,7 @@ def assert_consistent(result: dict[str, Any], tokenizer: Any, old: str, new: str
         rendered = render(conversation.messages, tokenizer, tools=conversation.tools)
         ids.append(rendered.token_ids)
     alignment = alignment_of(result)
-    alignment.check(ids[0], ids[1])
+    assert_holds(alignment, ids[0], ids[1], min_run=1)
     differing = np.flatnonzero(ids[0][: len(ids[1])] != ids[1][: len(ids[0])])
     assert result["prefix"] == (differing[0] if len(differing) else min(map(len, ids)))
     assert result["recoverable_tokens"] == sum(row[2] for row in result["runs"]) - result["prefix"]

@@ -48,7 +48,7 @@ def test_a_model_needs_no_command_and_show_is_one(capsys, calls, tmp_path: Path)
     assert status == 0 and f"Written to {out}" in printed
     assert "drift: one of [two]" in errors and "left out 1 pair: too long" in errors
     ((source,), work, config) = calls[0]
-    assert len(source.pairs) == 6 and work == tmp_path / "p.json.work"
+    assert len(source.pairs) == 8 and work == tmp_path / "p.json.work"
     assert config.most_repaired == 0.10 and config.precision
     assert run(capsys, "run", "smollm2", "--quick", "--out", str(out))[0] == 0
     status, printed, _ = run(capsys, "show", str(out))

@@ -221,7 +221,7 @@ def test_tools_without_a_system_message(smollm2_tokenizer) -> None:
 def test_converts_once(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(embedded, "convert_gguf", fake_convert)
     folder = embedded.embedded_folder()
-    assert capsys.readouterr().err.count("\n") == 1  # progress: one line
+    assert capsys.readouterr().err.count("\n") == 2  # that it begins, and that it is done
     monkeypatch.delattr(embedded, "convert_gguf")  # a second conversion would fail
     assert embedded.embedded_folder() == folder
     assert capsys.readouterr() == ("", "")
