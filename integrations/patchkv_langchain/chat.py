@@ -20,7 +20,6 @@ from typing_extensions import Self, override
 
 from patchkv_agents.context import ContextVersion, Message, from_langchain
 from patchkv_agents.context.answers import AnswerPiece, AnswerStyle
-from patchkv_agents.recovery.shipped import profile_file
 from patchkv_langchain.chat_answers import FinalAnswer
 from patchkv_langchain.chat_base import AnsweringChatModel
 from patchkv_langchain.chat_engines import (
@@ -134,6 +133,8 @@ class ChatPatchKV(AnsweringChatModel):
     @classmethod
     def _check_profile(cls, profile: Any) -> Any:
         if isinstance(profile, (str, Path)):
+            from patchkv_agents.recovery.shipped import profile_file  # imports torch
+
             profile_file(profile)  # fails now, not at the first call
         elif profile is not None:
             from patchkv_agents.recovery.profile import Profile  # imports torch

@@ -14,7 +14,6 @@ from patchkv_agents.backends.transformers.embedded import (
     embedded_folder,
 )
 from patchkv_agents.backends.transformers.quiet import quiet_transformers
-from patchkv_agents.backends.transformers.verdict import rope_parameters
 from patchkv_agents.errors import (
     InputError,
     ModelNotFoundError,
@@ -136,6 +135,8 @@ def pin_longrope(config: Any) -> None:
         InputError: the model has no longrope.
     """
     text = config.get_text_config(decoder=True)
+    from patchkv_agents.backends.transformers.verdict import rope_parameters  # loads torch
+
     parameters = [each for each in rope_parameters(text) if "long_factor" in each]
     if not parameters:
         raise InputError(f"model type '{config.model_type}' has no longrope: leave the option out")
