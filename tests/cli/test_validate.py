@@ -105,7 +105,7 @@ def test_a_limit_counts_pairs_that_the_profile_was_not_fitted_to(engine, tmp_pat
     options = "--profile", str(file), "--pairs", str(pairs), "--json", "--least-pairs", "1"
     assert run(*options, "--least-tasks", "1", "--limit", "1") == 0
     assert json.loads(capsys.readouterr().out)["measures"]["top1_agree"]["n"] == 1
-    assert run(*options, "--least-tasks", "1", "--limit", "9") == 0
+    assert run(*options, "--least-tasks", "1", "--kl-median", "1", "--limit", "9") == 0
     assert json.loads(capsys.readouterr().out)["measures"]["top1_agree"]["n"] == 2
 
 

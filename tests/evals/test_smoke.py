@@ -34,7 +34,7 @@ def runs(
     found = []
     for dataset, edit in EDITS.items():
         rows = [replace(row, dataset=dataset) for row in ROWS]
-        spec = RunSpec(dataset, "smollm2", edits=(edit,), limit=2, tokens=700, max_new_tokens=16)
+        spec = RunSpec(dataset, "smollm2", edits=(edit,), limit=2, tokens=760, max_new_tokens=16)
         folder = tmp_path_factory.mktemp(dataset)
         first = run(engine, rows, policies, spec, folder).run
         again = run(engine, rows, policies, spec, folder).run  # nothing is left to do
