@@ -154,7 +154,7 @@ class ChatBody(_Body):
 class TextBody(_Body):
     """A body of `/v1/completions`."""
 
-    prompt: str | list[str]
+    prompt: str | list[Any]
     logprobs: int | None = None
 
     @property
@@ -247,7 +247,7 @@ def read_text(
     body = validated(TextBody, fields)
     check_model(body.model, models)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if len(prompts) != 1 or not prompts[0]:
+    if len(prompts) != 1 or not isinstance(prompts[0], str) or not prompts[0]:
         raise invalid("prompt has to be one text that is not empty: ask once for each", "prompt")
     if body.logprobs is not None:
         raise invalid("logprobs is not supported: use /v1/chat/completions", "logprobs")

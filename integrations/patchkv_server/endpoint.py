@@ -125,6 +125,8 @@ class Reader:
                 texts.append(given)
             elif isinstance(given, list):
                 texts += shown_texts(given)
+        for field in ("system", "instructions"):
+            texts += shown_texts([{"content": fields.get(field)}])
         if sum(map(len, texts)) > LONG_TOKEN * engine.max_tokens:
             tokens = min_tokens(texts, engine.tokenizer, stop=engine.max_tokens)
             engine.check_length(max(1, tokens))
