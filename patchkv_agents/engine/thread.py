@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import (
     ContextHistory,
@@ -19,7 +18,6 @@ from patchkv_agents.context import (
     Edit,
     FrozenJson,
     Message,
-    RenderedContext,
     SampledReply,
     ThreadKey,
     parse_messages,
@@ -27,7 +25,7 @@ from patchkv_agents.context import (
     parse_tools,
     render,
 )
-from patchkv_agents.engine.calls import Prefilled, Progress, Request
+from patchkv_agents.engine.calls import Prefilled, Progress, Request, ThreadHost, render_checked
 from patchkv_agents.engine.decoder import AnswerDecoder
 from patchkv_agents.engine.generation import (
     SamplingOptions,
@@ -55,38 +53,6 @@ MAX_OMITTED = 32
 """Fields that a report names of those which the chat template does not show."""
 
 
-class ThreadHost(Protocol):
-    """What a thread needs of the pool that it belongs to.
-
-    Attributes:
-        policy: how contexts are recovered unless a call says otherwise.
-    """
-
-    policy: RecoveryPolicy
-
-    def fork(
-        self, thread: Thread, thread_id: str, storage: PrecisionPolicy | None = None
-    ) -> Thread:
-        """A new thread at the same version; `thread` is locked meanwhile."""
-
-    def clear_forks(
-        self, thread: Thread, histories: Collection[ThreadKey], forgetting: str
-    ) -> None:
-        """Delete the KV state of the threads of these histories, `thread` itself left out.
-
-        Args:
-            thread: was told to forget.
-            histories: that saw the same.
-            forgetting: id of the version that says so.
-
-        Raises:
-            CheckpointError: the store cannot delete it.
-        """
-
-    def keeping_within_memory(self) -> AbstractContextManager[None]:
-        """Brings the state of all threads into the memory budget when it is left."""
-
-
 class Thread:
     """One conversation. Made by `Engine.thread`; its calls may not overlap.
 
@@ -105,7 +71,7 @@ class Thread:
         runtime: ModelRuntime,
         state: ThreadState,
         *,
-        host: ThreadHost,
+        host: ThreadHost[Thread],
         observers: CallObservers,
         packing: Packing,
     ) -> None:
@@ -229,7 +195,7 @@ class Thread:
         conversation = Conversation(parse_messages(messages), parse_tools(tools))
         arguments = parse_template_args(template_args)
         replies = self._state.replies
-        rendered = self._rendered(conversation, arguments, replies)
+        rendered = render_checked(conversation, arguments, replies, self._runtime)
         watch.mark("render")
         request = Request(
             conversation,
@@ -343,12 +309,9 @@ class Thread:
         A thread that is answering does so at its next call.
         """
         self._state.must_clear = True
-        if self._busy.acquire(blocking=False):
-            try:
-                with self._upkeep:
-                    self._state.clear()
-            finally:
-                self._busy.release()
+        with self._exclusive_if_idle() as is_idle:
+            if is_idle:
+                self._state.clear()
 
     def clear_for(self, forgetting: str) -> None:
         """As `clear`, once for each version of another thread that says to forget.
@@ -359,20 +322,17 @@ class Thread:
         Raises:
             CheckpointError: the store cannot delete; tried again at the next call.
         """
-        if self._busy.acquire(blocking=False):
-            try:
-                with self._upkeep:
-                    self._state.clear_for(forgetting)
-            finally:
-                self._busy.release()
-        else:
-            self._state.must_clear = True
+        with self._exclusive_if_idle() as is_idle:
+            if is_idle:
+                self._state.clear_for(forgetting)
+            else:
+                self._state.must_clear = True
 
     def _answer(self, request: Request) -> Iterator[StreamChunk]:
         with self._host.keeping_within_memory(), self._exclusive(), self._observers.answering():
             progress = Progress()
             try:
-                request = self._renewed(request)
+                request = request.renewed(self._state.replies, self._runtime)
                 progress.version, progress.edits = self._state.place(
                     request.conversation,
                     request.template_args,
@@ -402,36 +362,11 @@ class Thread:
                 )
                 self._observers.notify(outcome, request.rendered.token_ids)
 
-    def _renewed(self, request: Request) -> Request:
-        """The request, rendered anew if another call has answered since it was made."""
-        request.watch.mark("wait")
-        replies = self._state.replies
-        if replies is request.replies:
-            return request
-        rendered = self._rendered(request.conversation, request.template_args, replies)
-        request.watch.mark("render")
-        return replace(request, rendered=rendered, replies=replies)
-
-    def _rendered(
-        self,
-        conversation: Conversation,
-        template_args: FrozenJson,
-        replies: tuple[SampledReply, ...],
-    ) -> RenderedContext:
-        rendered = render(
-            conversation,
-            self._runtime.tokenizer,
-            template_args=template_args.load(),
-            sampled=list(replies),
-        )
-        self._runtime.check_length(len(rendered))
-        return rendered
-
     def _prefill(self, version: ContextVersion, request: Request) -> Prefilled:
         """Recover the state of a version, and choose the first token."""
         rendered, watch, runtime = request.rendered, request.watch, self._runtime
         token_ids = rendered.token_ids
-        policy, reasons = self._safe_policy(request)
+        policy, reasons = request.safe_policy(self._host.policy, runtime.support.verdict)
         model = runtime.adapter.model
         sampler = Sampler(
             request.params, token_ids.tolist(), model.generation_config, runtime.adapter.device
@@ -468,19 +403,6 @@ class Thread:
         )
         return Prefilled(resumed, report, sampler, token)
 
-    def _safe_policy(self, request: Request) -> tuple[RecoveryPolicy, list[str]]:
-        """The policy of a request, or the exact one with the reasons for it."""
-        policy = request.policy or self._host.policy
-        if policy.is_exact:
-            return policy, []
-        reasons = []
-        if not request.rendered.verified:
-            reasons.append(f"token spans could not be verified: {request.rendered.reason}")
-        verdict = self._runtime.support.verdict
-        if verdict.level is SupportLevel.EXACT:
-            reasons.append(f"keys of this model cannot be moved: {verdict.reason}")
-        return (RecoveryPolicy.exact() if reasons else policy), reasons
-
     def _decode(
         self, progress: Progress, prefilled: Prefilled, params: SamplingParams
     ) -> Iterator[StreamChunk]:
@@ -496,28 +418,27 @@ class Thread:
         last = decoder.finish()
         if progress.version is None:
             raise RuntimeError("an answer needs a version")
-        reply = Reply(
-            text=decoder.text,
-            token_ids=tuple(decoder.token_ids),
-            finish_reason=decoder.finish_reason,
-            report=report,
-            plan=prefilled.resumed.plan,
-            version_id=progress.version.id,
-            first_logits=prefilled.resumed.logits,
-            edits=progress.edits,
-            logprobs=None if params.logprobs is None else decoder.logprobs,
-        )
+        reply = prefilled.reply(progress.version.id, progress.edits, decoder, params)
         yield replace(last, reply=reply)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        with self._exclusive_if_idle() as is_idle:
+            if not is_idle:
+                raise PatchKVError(
+                    f"thread '{self.id}' is answering already: finish or close its stream first, "
+                    "or use another thread"
+                )
+            yield
+
+    @contextmanager
+    def _exclusive_if_idle(self) -> Iterator[bool]:
+        """Keeps calls and the pool out unless a call is under way; gives whether it does."""
         if not self._busy.acquire(blocking=False):
-            raise PatchKVError(
-                f"thread '{self.id}' is answering already: finish or close its stream first, or "
-                "use another thread"
-            )
+            yield False
+            return
         try:
             with self._upkeep:
-                yield
+                yield True
         finally:
             self._busy.release()
