@@ -90,3 +90,10 @@ def mask_of(ranges: Sequence[tuple[int, int]], tokens: int) -> BoolArray:
     for start, stop in ranges:
         mask[start:stop] = True
     return mask
+
+
+def common_prefix(a: IntArray, b: IntArray) -> int:
+    """Number of equal tokens at the beginning of two sequences."""
+    size = min(len(a), len(b))
+    unequal = np.flatnonzero(a[:size] != b[:size])
+    return int(unequal[0]) if len(unequal) else size

@@ -50,9 +50,8 @@ from typing import Any
 import numpy as np
 
 from patchkv_agents.alignment.anchors import Anchor, anchor_runs
-from patchkv_agents.alignment.moves import MIN_MOVE, find_moves
 from patchkv_agents.alignment.result import Alignment, Run, hunks_between
-from patchkv_agents.alignment.segments import Ints, best_chain, find_segments
+from patchkv_agents.alignment.segments import MIN_MOVE, Ints, best_chain, find_moves, find_segments
 from patchkv_agents.errors import InputError
 
 _MAX_SEGMENTS = 4096

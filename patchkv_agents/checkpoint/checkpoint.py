@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.checkpoint.extents import Extent, merged, moved_extents, stored_mask
-from patchkv_agents.checkpoint.overlap import common_prefix
 from patchkv_agents.checkpoint.repack import repacked, used_rows
-from patchkv_agents.ranges import BoolArray, IntArray
+from patchkv_agents.ranges import BoolArray, IntArray, common_prefix
 from patchkv_kernels.payload import PayloadFormat
 
 QUANTISED_ORIGIN: dict[PayloadFormat, int] = {

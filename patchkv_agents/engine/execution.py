@@ -12,9 +12,10 @@ from patchkv_agents.backends.transformers.adapter import ModelAdapter, RowCache
 from patchkv_agents.backends.transformers.capture import (
     PROMPT_QUERIES,
     AttentionCapture,
+    MapCapture,
+    map_layers,
     sampled_layers,
 )
-from patchkv_agents.backends.transformers.map_capture import MapCapture, map_layers
 from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.engine.blend import blend_rows
 from patchkv_agents.engine.question import run_question_blocks

@@ -18,9 +18,9 @@ from patchkv_agents.backends.transformers.adapter import RowCache
 from patchkv_agents.backends.transformers.capture import (
     PROMPT_QUERIES,
     AttentionCapture,
+    MapCapture,
     sampled_layers,
 )
-from patchkv_agents.backends.transformers.map_capture import MapCapture
 from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS
 from patchkv_agents.divergence import token_kls
 from patchkv_agents.engine import Engine

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.alignment.moves import MIN_MOVE
 from patchkv_agents.alignment.result import hunks_between
+from patchkv_agents.alignment.segments import MIN_MOVE
 
 Ints = NDArray[np.int64]
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkv_agents.alignment import align
-from patchkv_agents.checkpoint.overlap import MAX_SEQUENCES, SHORTEST, OverlapIndex, common_prefix
+from patchkv_agents.checkpoint.versions import MAX_SEQUENCES, SHORTEST, OverlapIndex
+from patchkv_agents.ranges import common_prefix
 
 
 def slow_bound(old: list[int], new: list[int]) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.backends.transformers import map_capture
+from patchkv_agents.backends.transformers import capture
 from patchkv_agents.backends.transformers.adapter import MAX_ROWS, ModelAdapter
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.policy import Selection
@@ -23,7 +23,7 @@ PATCH = RecoveryPolicy(
 
 @pytest.fixture
 def every_row(monkeypatch):
-    monkeypatch.setattr(map_capture, "MAP_ROW_STRIDE", 1)
+    monkeypatch.setattr(capture, "MAP_ROW_STRIDE", 1)
 
 
 def eager_map(model, ids, stride=1):
@@ -44,7 +44,7 @@ def eager_map(model, ids, stride=1):
 @pytest.mark.parametrize(("name", "stride"), [("llama", 1), ("qwen3", 8)])
 def test_a_prefill_leaves_the_map_of_eager_attention(name, stride, monkeypatch):
     """More tokens than run in one call, and a last block that is cut short."""
-    monkeypatch.setattr(map_capture, "MAP_ROW_STRIDE", stride)
+    monkeypatch.setattr(capture, "MAP_ROW_STRIDE", stride)
     model, ids = tiny_model(name), random_ids(1, MAX_ROWS + 109)
     sequence = sequence_of(model)
     sequence.resume(ids, MAPPED)

@@ -244,7 +244,7 @@ def test_malformed_messages_are_refused(thread, messages):
 def test_an_unverified_rendering_is_prefilled_exactly_and_says_why(engine, thread, monkeypatch):
     from dataclasses import replace
 
-    from patchkv_agents.engine import thread as module
+    from patchkv_agents.engine import calls as module
 
     thread.generate(MESSAGES, max_new_tokens=2)
     real = module.render
