@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from transformers import PreTrainedTokenizerBase
 
 from patchkv_agents import Edit, EditKind, Engine, RecoveryPolicy
+from patchkv_agents.recovery import Window
 from patchkv_agents.telemetry import telemetry
 from tests.engine.models import tiny_engine
 
@@ -30,9 +31,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_1", "content": f"Clocks, as {SECRET}. " * 8},
     {"role": "user", "content": f"And in room 5? Remember, {SECRET}. " * 8},
 ]
-SHORT = RecoveryPolicy(
-    "short", window_tokens=8, attention_fraction=0.0, tail_tokens=4, block_size=8
-)
+SHORT = RecoveryPolicy("short", Window(8, tail_tokens=4, block_size=8))
 
 
 @pytest.fixture

@@ -21,11 +21,12 @@ import torch
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.support import rope_of
-from patchkv_agents.baselines import PREFIX_CACHE
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from patchkv_kernels.device_figures import Figure, run_check
+
+PREFIX_CACHE = RecoveryPolicy.named("prefix_cache")
 
 ROUNDS = 3
 MAX_ERROR = 0.05

@@ -107,7 +107,7 @@ def policy_of(
     """
     if not isinstance(policy, str):
         return policy
-    from patchkv_agents.baselines import setup_named
+    from patchkv_agents.recovery.named import setup_named
 
     return setup_named(policy, profile).policy
 

@@ -16,9 +16,9 @@ from patchkv_agents.progress import show_progress
 
 if TYPE_CHECKING:
     from patchkv_agents.alignment import Alignment
-    from patchkv_agents.baselines import Comparison
     from patchkv_agents.cli.demo_view import Task
     from patchkv_agents.engine import Engine
+    from patchkv_agents.profiling.comparison import Comparison
 
 ANSWER_TOKENS = 24
 
@@ -66,10 +66,11 @@ def demo(
         own = (load_conversation(old), load_conversation(new))
     with show_progress(f"loading {model}") as progress:
         from patchkv_agents.alignment import align
-        from patchkv_agents.baselines import compare_methods, method
         from patchkv_agents.cli.demo_view import Task, show
         from patchkv_agents.context import render
         from patchkv_agents.engine import Engine
+        from patchkv_agents.profiling.comparison import compare_methods
+        from patchkv_agents.recovery.named import method
 
         engine = Engine.from_pretrained(model)
         task = Task(*own) if own else _built_in(engine, tokens or DEFAULT_TOKENS)

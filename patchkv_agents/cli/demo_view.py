@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from patchkv_agents.alignment import Alignment
-from patchkv_agents.baselines import Comparison
 from patchkv_agents.console import plural, print_table
 from patchkv_agents.context import ContextVersion, Conversation, Edit
 from patchkv_agents.context.excerpts import one_line
+from patchkv_agents.profiling.comparison import Comparison
 from patchkv_agents.recovery import RecoveryPlan, RowLabel
 
 _STRIP_CELLS = 72

@@ -157,7 +157,7 @@ def evaluate(
 
 def _policies(names: str, profile: Profile | None = None) -> list[RecoverySetup]:
     """The methods by their names, in the order of the names, made from a profile if given."""
-    from patchkv_agents.baselines import method, method_names
+    from patchkv_agents.recovery.named import method, method_names
     from patchkv_evals.running import ABLATIONS, FULL_PREFILL, MAIN_METHODS
 
     groups = {"main": MAIN_METHODS, "ablations": ABLATIONS, "all": method_names()}

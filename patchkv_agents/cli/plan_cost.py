@@ -153,7 +153,6 @@ def _changed(
 def _case(
     model: ModelCost, device: DeviceCost, tokens: int, edit_at: float, new_tokens: int
 ) -> _Case:
-    from patchkv_agents.baselines import method
     from patchkv_agents.recovery.costs import (
         EditedContext,
         MethodCost,
@@ -162,6 +161,7 @@ def _case(
         least_suffix,
         least_transfer_rate,
     )
+    from patchkv_agents.recovery.named import method
 
     context = EditedContext(tokens, prefix=int(edit_at * tokens), new=new_tokens)
     setups = [method(name) for name in METHODS]

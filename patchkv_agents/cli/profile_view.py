@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from patchkv_agents.checkpoint.precision import PrecisionPolicy
-    from patchkv_agents.recovery import RecoveryPolicy
+    from patchkv_agents.recovery import WindowModel
     from patchkv_agents.recovery.profile import DataSource, Profile, Validation
 
 _EDITS = (("a number", 4, 4), ("a tool result", 200, 200), ("a summary of a page", 1000, 150))
@@ -58,10 +58,12 @@ def show_profile(console: Console, profile: Profile) -> None:
     console.print(escaped(f"  with {versions}"))
     for title, policy in (("Policy", profile.policy), ("As published", profile.published)):
         console.print(f"\n{title} ({policy.name}):")
-        for line in policy_in_words(policy):
+        for line in policy.method.describe():
             console.print(f"  {line}")
-        if policy.window_model is not None:
-            _show_windows(console, policy)
+        model = getattr(policy.method, "window_model", None)
+        if model is not None:
+            least = getattr(policy.method, "window_tokens", 0)
+            _show_windows(console, model, least)
     console.print(f"\nStorage, for both: {storage_in_words(profile.storage)}")
     for name, figures in profile.fit.items():
         if name != "calibration_tasks":
@@ -108,34 +110,6 @@ def _other_limits(validation: Validation) -> Iterator[str]:
             yield f"  By a limit of its own: {_words(name)} {given}, where {usual:g} is usual."
 
 
-def policy_in_words(policy: RecoveryPolicy) -> Iterator[str]:
-    """What a policy does, a line for each part of it."""
-    from patchkv_agents.recovery import Selection
-
-    if policy.window_tokens is None:
-        yield "everything behind an edit is recomputed: exact"
-        return
-    if policy.selection is Selection.CONTIGUOUS:
-        yield (
-            "recomputed are, behind each edit, as many tokens as these lengths have, in one piece, "
-            "and the last token:"
-        )
-    if policy.window_model is not None:
-        least = f", at least {policy.window_tokens}" if policy.window_tokens else ""
-        yield f"recomputed are, behind each edit, as many tokens as its size predicts{least}"
-    else:
-        yield f"recomputed are, behind each edit, {plural(policy.window_tokens, 'token')}"
-    if policy.attention_fraction:
-        yield (
-            f"further blocks, up to {policy.attention_fraction:.1%} of the suffix, by the rule "
-            f"'{policy.selection.value}'"
-        )
-    yield f"of the query tail, {plural(policy.tail_tokens, 'token')}"
-    yield f"repair goes by blocks of {plural(policy.block_size, 'token')}"
-    if policy.most_repaired is not None:
-        yield f"together, at most {policy.most_repaired:.0%} of the suffix"
-
-
 def storage_in_words(storage: PrecisionPolicy) -> str:
     """How rows are stored."""
     if storage.is_lossless:
@@ -149,19 +123,16 @@ def storage_in_words(storage: PrecisionPolicy) -> str:
     )
 
 
-def _show_windows(console: Console, policy: RecoveryPolicy) -> None:
-    """The window's length behind some edits."""
+def _show_windows(console: Console, model: WindowModel, least: int) -> None:
+    """The predicted length of the window, at least `least` tokens, behind some edits."""
     import numpy as np
 
-    model = policy.window_model
-    if model is None or policy.window_tokens is None:
-        raise ValueError("this policy predicts no window")
     suffixes = np.array(_SUFFIXES, dtype=np.int64)
     lines = []
     for name, old, new in _EDITS:
         removed, brought = (np.full_like(suffixes, size) for size in (old, new))
         lengths = model.lengths(removed, brought, suffixes)
-        lengths = np.minimum(np.maximum(lengths, policy.window_tokens), suffixes)
+        lengths = np.minimum(np.maximum(lengths, least), suffixes)
         cells = (f"{int(length):,}" for length in lengths)
         lines.append((f"{name} ({old:,} tokens by {new:,})", *cells))
     headers = ("  window behind the edit of", *(f"{suffix:,} behind it" for suffix in _SUFFIXES))

@@ -139,11 +139,11 @@ def serve(
         log_content=log_content,
     )
     print(f"loading {model}", file=sys.stderr)
-    from patchkv_agents.baselines import setup_named
     from patchkv_agents.checkpoint.stores import open_store
     from patchkv_agents.context import SQLiteHistoryStore
     from patchkv_agents.engine import Engine
     from patchkv_agents.engine.shadow import ShadowChecks
+    from patchkv_agents.recovery.named import setup_named
     from patchkv_agents.recovery.profile import Profile
 
     profile = None if recovery_profile is None else Profile.load(recovery_profile)

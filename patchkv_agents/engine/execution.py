@@ -17,12 +17,11 @@ from patchkv_agents.backends.transformers.capture import (
     sampled_layers,
 )
 from patchkv_agents.checkpoint import Checkpoint
-from patchkv_agents.engine.blend import blend_rows
-from patchkv_agents.engine.question import run_question_blocks
+from patchkv_agents.engine.model_rows import ModelRows
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.ranges import IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan
-from patchkv_agents.recovery.policy import RecoveryPolicy, Selection
+from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.restore import Restoration
 from patchkv_kernels import Rope
 
@@ -63,7 +62,7 @@ def execute(
         adapter, rope: of the model.
         token_ids: int64 `[tokens]`.
         plan: what is kept and computed.
-        policy: may choose further rows to compute while they run.
+        policy: runs them; may choose further rows meanwhile.
         cache: changed in place.
         old: of the version from which rows are kept.
         source: its stored rows to be written into the cache, by old position; -1 where there is
@@ -88,16 +87,8 @@ def execute(
             block_map=_map_capture(adapter, plan, old, policy),
         )
         capture.announce(max(0, tokens - PROMPT_QUERIES), tokens)
-        if policy.blend is not None:
-            logits, plan = blend_rows(
-                adapter, token_ids, plan, policy.blend, cache, capture=capture, ready=ready
-            )
-        else:
-            logits = adapter.forward_rows(token_ids, plan.rows, cache, capture=capture, ready=ready)
-        if policy.selection is Selection.QUESTION:
-            logits, plan = run_question_blocks(
-                adapter, token_ids, plan, policy, cache, logits=logits, capture=capture, ready=ready
-            )
+        rows = ModelRows(adapter, token_ids, cache, capture=capture, ready=ready)
+        logits, plan = policy.method.run(plan, rows)
     except BaseException:
         restoration.stop()
         raise
@@ -109,7 +100,7 @@ def _map_capture(
     adapter: ModelAdapter, plan: RecoveryPlan, old: Checkpoint, policy: RecoveryPolicy
 ) -> MapCapture | None:
     """Collects the block map if the policy needs one; else what there is of it is carried over."""
-    layers = map_layers(adapter.scored_layers) if policy.selection.needs_map else frozenset()
+    layers = map_layers(adapter.scored_layers) if policy.method.needs_map else frozenset()
     if not layers and not old.block_map:
         return None
     return MapCapture(

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchkv_agents.baselines.states import LOSSLESS
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import UnsupportedModelError
@@ -61,6 +60,7 @@ from patchkv_agents.profiling.pairs import (
     task_groups,
 )
 from patchkv_agents.profiling.precision import fit_precision
+from patchkv_agents.profiling.states import LOSSLESS
 from patchkv_agents.profiling.trials import Trial, Trials
 from patchkv_agents.profiling.windows import (
     Observation,

@@ -9,12 +9,12 @@ from typing import Any
 
 from patchkv_agents import __version__
 from patchkv_agents.alignment import align
-from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.engine import Engine
 from patchkv_agents.profiling.drift import block_drift, drift_layers
 from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.profiling.states import SharedStates
 from patchkv_agents.profiling.windows import Observation, observations
 from patchkv_agents.recovery import RecoveryPolicy
 

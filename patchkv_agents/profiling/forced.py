@@ -21,9 +21,9 @@ from patchkv_agents.backends.transformers.capture import (
     MapCapture,
     sampled_layers,
 )
-from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS
 from patchkv_agents.divergence import token_kls
 from patchkv_agents.engine import Engine
+from patchkv_agents.profiling.comparison import CONTINUATION_TOKENS
 from patchkv_agents.ranges import IntArray, RowSet
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from patchkv_agents import __version__
-from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_result
-from patchkv_agents.baselines.states import LOSSLESS, SharedStates
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.profiling.answers import same_answer, stale_answer
+from patchkv_agents.profiling.comparison import CONTINUATION_TOKENS, method_result
 from patchkv_agents.profiling.json_log import JsonLog, template_digest
 from patchkv_agents.profiling.pairs import ContextPair
+from patchkv_agents.profiling.states import LOSSLESS, SharedStates
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
-from patchkv_agents.recovery.policy_json import policy_to_json, storage_to_json
+from patchkv_agents.recovery.files import to_json
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_KL = 1e6
 """What an infinite divergence counts as, in nats."""
 
@@ -74,8 +74,7 @@ Observe = Callable[[ContextPair, SharedStates], None]
 
 def setup_key(setup: RecoverySetup) -> str:
     """Names what a method does: equal for methods that differ in nothing but their names."""
-    policy = {k: value for k, value in policy_to_json(setup.policy).items() if k != "name"}
-    fields = [policy, storage_to_json(setup.storage)]
+    fields = [to_json(setup.policy.method), to_json(setup.storage)]
     return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -156,7 +155,7 @@ class Trials:
                 continue
             done = list(todo).index(pair.id)
             progress(Progress(pair.id, done, len(todo)))
-            maps = any(setup.policy.selection.needs_map for setup in todo[pair.id])
+            maps = any(setup.policy.method.needs_map for setup in todo[pair.id])
             with SharedStates(self._engine, answer_tokens=self._answer_tokens, maps=maps) as states:
                 if observe is not None and unobserved(pair):
                     observe(pair, states)

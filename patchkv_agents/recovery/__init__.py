@@ -1,27 +1,50 @@
 """From an edited context to a KV cache: plan, restore, report."""
 
-from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, plan_recovery
-from patchkv_agents.recovery.policy import (
+from patchkv_agents.recovery.methods import (
     BlendMask,
-    BlendPolicy,
     BlendScore,
-    RecoveryPolicy,
-    Selection,
+    CacheBlend,
+    DirectReuse,
+    Exact,
+    Method,
+    Published,
+    Window,
 )
+from patchkv_agents.recovery.methods.rules import (
+    Blocks,
+    Combined,
+    Contiguous,
+    Edited,
+    Question,
+    Tokens,
+)
+from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
+from patchkv_agents.recovery.planning import plan_recovery
+from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 from patchkv_agents.recovery.setup import RecoverySetup
 from patchkv_agents.recovery.window import WindowModel
 
 __all__ = [
     "BlendMask",
-    "BlendPolicy",
     "BlendScore",
+    "Blocks",
+    "CacheBlend",
+    "Combined",
+    "Contiguous",
+    "DirectReuse",
+    "Edited",
+    "Exact",
+    "Method",
+    "Published",
+    "Question",
     "RecoveryPlan",
     "RecoveryPolicy",
     "RecoveryReport",
     "RecoverySetup",
     "RowLabel",
-    "Selection",
+    "Tokens",
+    "Window",
     "WindowModel",
     "plan_recovery",
 ]

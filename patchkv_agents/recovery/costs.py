@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.setup import RecoverySetup
@@ -230,36 +228,13 @@ class MethodCost:
             context: the edit.
             model: of whose layers CacheBlend runs the first in full.
         """
-        policy, suffix = setup.policy, context.suffix
         ratio = 1.0
         if not setup.storage.is_lossless:
             ratio = MIXED_PAYLOAD_RATIO * 2 / model.bytes_per_value
-        if policy.window_tokens is None:
-            rows: float = context.new + suffix
-        elif policy.blend is not None:
-            selected = min(suffix, math.ceil(policy.blend.ratio * suffix) + policy.tail_tokens)
-            first = policy.blend.check_layer / model.layers
-            rows = context.new + first * suffix + (1 - first) * selected
-        else:
-            block = policy.block_size
-            window = min(suffix, _window(policy, context))
-            blocks = math.ceil(policy.attention_fraction * suffix / block)
-            # Window and tail are rounded to blocks: on average, by half a block at their inner end.
-            rounding = (block - 1) / 2 * ((window > 0) + (policy.tail_tokens > 1))
-            repaired = window + policy.tail_tokens + rounding + blocks * block
-            if policy.most_repaired is not None:
-                repaired = min(repaired, max(policy.most_repaired * suffix, policy.tail_tokens))
-            rows = context.new + min(suffix, repaired)
-        return cls(policy.name, max(1.0, rows), max(0.0, context.tokens - rows), ratio)
-
-
-def _window(policy: RecoveryPolicy, context: EditedContext) -> int:
-    """Tokens of the window behind an edit that removes as many tokens as it brings."""
-    least = policy.window_tokens or 0
-    if policy.window_model is None:
-        return least
-    new, suffix = np.array([context.new]), np.array([context.suffix])
-    return max(least, int(policy.window_model.lengths(new, new, suffix)[0]))
+        rows = setup.policy.method.expected_rows(
+            new=context.new, suffix=context.suffix, layers=model.layers
+        )
+        return cls(setup.name, max(1.0, rows), max(0.0, context.tokens - rows), ratio)
 
 
 @dataclass(frozen=True, slots=True)

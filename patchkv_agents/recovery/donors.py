@@ -10,7 +10,8 @@ import numpy as np
 from patchkv_agents.alignment import align
 from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.ranges import BoolArray, IntArray
-from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel, plan_recovery
+from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
+from patchkv_agents.recovery.planning import plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 Anchors = Sequence[tuple[tuple[int, int], tuple[int, int]]]

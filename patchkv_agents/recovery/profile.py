@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.files import write_atomic
-from patchkv_agents.recovery.json_fields import NOT_A_PROFILE, JsonFields, parse_json
-from patchkv_agents.recovery.policy import RecoveryPolicy
-from patchkv_agents.recovery.policy_json import (
+from patchkv_agents.recovery.files import (
+    from_json,
+    parse_json,
     policy_from_json,
     policy_to_json,
     storage_from_json,
-    storage_to_json,
+    to_json,
 )
+from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.setup import RecoverySetup
 from patchkv_agents.recovery.shipped import profile_file
 
-SCHEMA = 2
+T = TypeVar("T")
+
+NOT_A_PROFILE = "give a file that `patchkv profile` wrote"
+SCHEMA = 3
 """Version of the file's form."""
 
 
 def setup_sha256(setup: RecoverySetup) -> str:
     """A digest of all fields of a policy and its storage, in hex: equal where both are."""
-    return _sha256([policy_to_json(setup.policy), storage_to_json(setup.storage)])
+    return _sha256([policy_to_json(setup.policy), to_json(setup.storage)])
 
 
 def _sha256(document: Any) -> str:
@@ -50,6 +56,10 @@ class DataSource:
     sha256: str
     pairs: int
     tasks: int
+
+    def __post_init__(self) -> None:
+        if min(self.pairs, self.tasks) < 0:
+            raise InputError(f"'pairs' {self.pairs} and 'tasks' {self.tasks} are counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +173,7 @@ class Profile:
     def setups_sha256(self) -> str:
         """A digest of policies and storage, in hex: equal where the methods made from them are."""
         policies = [policy_to_json(policy) for policy in (self.policy, self.published)]
-        return _sha256([*policies, storage_to_json(self.storage)])
+        return _sha256([*policies, to_json(self.storage)])
 
     @property
     def why_not_passed(self) -> str:
@@ -214,7 +224,7 @@ class Profile:
             "fingerprint": self.fingerprint,
             "policy": policy_to_json(self.policy),
             "published": policy_to_json(self.published),
-            "storage": storage_to_json(self.storage),
+            "storage": to_json(self.storage),
             "data": [asdict(source) for source in self.data],
             "fit": dict(self.fit),
             "versions": dict(self.versions),
@@ -230,29 +240,27 @@ class Profile:
         Raises:
             ProfileError: it is none, or of another schema.
         """
-        fields = JsonFields(document, "a profile")
-        schema = fields.take("schema")
+        if not isinstance(document, dict):
+            raise ProfileError(f"a profile is a JSON object: {NOT_A_PROFILE}")
+        schema = document.get("schema", SCHEMA)
         if schema != SCHEMA:
             raise ProfileError(
                 f"the profile has schema {schema!r}, and this release reads schema {SCHEMA}: make "
                 "it again with `patchkv profile`, or install the release that made it"
             )
-        validation = fields.take("validation")
-        found = cls(
-            model=fields.text("model"),
-            fingerprint=fields.text("fingerprint"),
-            policy=_policy(fields.take("policy"), "policy"),
-            published=_policy(fields.take("published"), "published"),
-            storage=_storage(fields.take("storage")),
-            data=tuple(_source(each) for each in fields.list_of("data")),
-            fit=fields.mapping("fit"),
-            versions=fields.texts_by_name("versions"),
-            created=fields.text("created"),
-            command=fields.text("command"),
-            validation=None if validation is None else _validation(validation),
+        try:
+            fields: dict[str, Any] = {**from_json(_ProfileForm, document)}
+        except InputError as error:
+            raise ProfileError(f"the profile cannot be used: {error}. Profile again") from error
+        validation: dict[str, Any] | None = fields.pop("validation")
+        del fields["schema"]
+        return cls(
+            policy=_part(policy_from_json, fields.pop("policy"), "policy"),
+            published=_part(policy_from_json, fields.pop("published"), "published"),
+            storage=_part(storage_from_json, fields.pop("storage"), "storage"),
+            validation=None if validation is None else _validation(**validation),
+            **fields,
         )
-        fields.end()
-        return found
 
     def save(self, path: str | Path) -> None:
         """Write the profile, in place of what the file held; whole or not at all.
@@ -292,64 +300,55 @@ class Profile:
             raise ProfileError(
                 f"cannot read the profile {file} ({error.strerror or error})"
             ) from error
-        except ProfileError as error:
-            raise ProfileError(f"{file}: {error}") from error
+        except (InputError, ProfileError) as error:
+            raise ProfileError(f"{file}: {error}: {NOT_A_PROFILE}") from error
         except UnicodeDecodeError as error:
             raise ProfileError(f"{file} is not JSON: {NOT_A_PROFILE}") from error
 
 
-def _policy(document: Any, name: str) -> RecoveryPolicy:
-    if not isinstance(document, dict):
-        raise ProfileError(f"the profile's {name} is not a JSON object: {NOT_A_PROFILE}")
+def _part(read: Callable[[Any], T], document: Any, name: str) -> T:
     try:
-        return policy_from_json(document)
+        return read(document)
     except InputError as error:
         raise ProfileError(f"the profile's {name} cannot be used: {error}") from error
 
 
-def _storage(document: Any) -> PrecisionPolicy:
-    try:
-        return storage_from_json(document)
-    except InputError as error:
-        raise ProfileError(f"the profile's storage cannot be used: {error}") from error
-
-
-def _source(document: Any) -> DataSource:
-    fields = JsonFields(document, "a source of pairs")
-    source = DataSource(
-        fields.text("name"), fields.text("sha256"), fields.count("pairs"), fields.count("tasks")
-    )
-    fields.end()
-    return source
-
-
-def _measure(document: Any, name: str) -> Measure:
-    fields = JsonFields(document, f"the measure {name}")
-    measure = Measure(
-        fields.number("value"), fields.number("low"), fields.number("high"), fields.count("n")
-    )
-    fields.end()
-    return measure
-
-
-def _validation(document: Any) -> Validation:
-    fields = JsonFields(document, "the validation")
-    passed = fields.take("passed")
-    measures = fields.mapping("measures")
-    found = Validation(
-        reasons=fields.texts("reasons"),
-        measures={name: _measure(each, name) for name, each in measures.items()},
-        thresholds=fields.numbers_by_name("thresholds"),
-        data=tuple(_source(each) for each in fields.list_of("data")),
-        setup_sha256=fields.text("setup_sha256"),
-        fingerprint=fields.text("fingerprint"),
-        created=fields.text("created"),
-        command=fields.text("command"),
-        versions=fields.texts_by_name("versions"),
-    )
-    fields.end()
-    if passed is not found.passed:
+def _validation(passed: bool, **fields: Any) -> Validation:
+    validation = Validation(**fields)
+    if passed is not validation.passed:
         raise ProfileError(
             "the validation says both that it passed and that it did not: run `patchkv validate`"
         )
-    return found
+    return validation
+
+
+class _ValidationForm(TypedDict):
+    """A validation's fields in a file."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+    measures: dict[str, Measure]
+    thresholds: dict[str, float]
+    data: tuple[DataSource, ...]
+    setup_sha256: str
+    fingerprint: str
+    created: str
+    command: str
+    versions: dict[str, str]
+
+
+class _ProfileForm(TypedDict):
+    """A profile's fields in a file."""
+
+    schema: int
+    model: str
+    fingerprint: str
+    policy: dict[str, Any]
+    published: dict[str, Any]
+    storage: dict[str, Any]
+    data: tuple[DataSource, ...]
+    fit: dict[str, Any]
+    versions: dict[str, str]
+    created: str
+    command: str
+    validation: _ValidationForm | None

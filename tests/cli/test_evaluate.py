@@ -168,8 +168,8 @@ def test_wrong_usage(capsys, tmp_path, monkeypatch, argv: tuple[str, ...], told:
 
 
 def test_groups_of_methods():
-    from patchkv_agents.baselines import method_names
     from patchkv_agents.cli.evaluate import _policies
+    from patchkv_agents.recovery.named import method_names
 
     profile = profile_of()
     made = _policies("patchkv,patchkv_published,prefix_cache", profile)

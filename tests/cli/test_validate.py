@@ -17,13 +17,13 @@ from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError
 from patchkv_agents.profiling.gate import Thresholds, calibration_marks
 from patchkv_agents.profiling.pair_readers import read_pairs
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Window
 from patchkv_agents.recovery.profile import Profile
 
 from ..engine.models import tiny_engine
 from ..profiling.profiles import passed, profile_of
 
-NEARLY_ALL = RecoveryPolicy("patchkv", window_tokens=240, attention_fraction=0.0, tail_tokens=64)
+NEARLY_ALL = RecoveryPolicy("patchkv", Window(240, tail_tokens=64, block_size=32))
 
 
 def messages(weather: str):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,16 @@ import torch
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.layerwise import decoder_layers
 from patchkv_agents.backends.transformers.support import rope_of, support_of
-from patchkv_agents.baselines import CACHEBLEND, CACHEBLEND_RELEASED
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.errors import InputError, UnsupportedModelError
-from patchkv_agents.recovery import BlendPolicy, BlendScore, RecoveryPolicy, RowLabel
+from patchkv_agents.recovery import BlendScore, CacheBlend, RecoveryPolicy, RowLabel
 from patchkv_kernels import rotate_keys
 from tests.backends.transformers.families import TINY, model_of
 
 from .models import edited, full_logits, full_rows, random_ids, sequence_of, tiny_model
+
+CACHEBLEND = RecoveryPolicy.named("cacheblend")
+CACHEBLEND_RELEASED = RecoveryPolicy.named("cacheblend_released")
 
 OLD = random_ids(1, 300)
 EDITS = [(60, 10, 17), (150, 5, 0)]
@@ -28,7 +28,7 @@ PREFIX = 60
 
 def blended(**changes):
     """CacheBlend with some of its numbers changed."""
-    return replace(CACHEBLEND, blend=BlendPolicy(**changes))
+    return CACHEBLEND.varied(**changes)
 
 
 def resumed(model, policy, *, suspended=True):
@@ -53,7 +53,10 @@ def close(actual, expected, tolerance=1e-3):
 @pytest.mark.parametrize(
     ("name", "policy", "suspended"),
     [(name, CACHEBLEND, True) for name in sorted(TINY)]
-    + [("llama", CACHEBLEND, False), ("llama", CACHEBLEND_RELEASED, True)],
+    + [
+        ("llama", CACHEBLEND, False),
+        ("llama", CACHEBLEND_RELEASED, True),
+    ],
 )
 def test_a_blend_of_every_row_is_a_full_prefill(name, policy, suspended):
     """In every family, through decoding too. The reference has the model's own, eager attention."""
@@ -62,7 +65,7 @@ def test_a_blend_of_every_row_is_a_full_prefill(name, policy, suspended):
     sequence.resume(OLD, RecoveryPolicy.exact())
     if suspended:
         sequence.suspend()
-    found = sequence.resume(NEW, replace(policy, blend=replace(policy.blend, ratio=1.0)), room=8)
+    found = sequence.resume(NEW, policy.varied(ratio=1.0), room=8)
     assert found.plan.is_exact and not sequence.checkpoint.origins.any()
     assert found.plan.recompute_ratio == 1.0
     logits = [found.logits, sequence.append(5), sequence.append(6)]
@@ -186,7 +189,11 @@ def reference_blend(model, plan, visible):
     return model.lm_head(decoder.norm(hidden[:, -1]))[0]
 
 
-@pytest.mark.parametrize("policy", [CACHEBLEND, CACHEBLEND_RELEASED], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "policy",
+    [CACHEBLEND, CACHEBLEND_RELEASED],
+    ids=lambda p: p.name,
+)
 @torch.inference_mode()
 def test_both_masks_against_attention_written_out(policy):
     """Causal: a row at p sees p + 1 keys. Released: row i of n sees m - n + i + 1 of m, as under
@@ -290,10 +297,8 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(InputError, match="has 3 layers"):
         resumed(model, blended(check_layer=3))
     model.model.layers = torch.nn.ModuleList(list(model.model.layers)[:2])
-    with pytest.raises(UnsupportedModelError, match="without `blend`"):
+    with pytest.raises(UnsupportedModelError, match="other than CacheBlend"):
         decoder_layers(model)
     for wrong in ({"ratio": 1.5}, {"check_layer": 0}):
         with pytest.raises(InputError):
-            BlendPolicy(**wrong)
-    with pytest.raises(InputError, match="leave out blend"):
-        replace(CACHEBLEND, window_tokens=None)
+            CacheBlend(**wrong)

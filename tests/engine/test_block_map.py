@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from patchkv_agents.backends.transformers import capture
 from patchkv_agents.backends.transformers.adapter import MAX_ROWS, ModelAdapter
-from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_agents.recovery.policy import Selection
+from patchkv_agents.recovery import Edited, Exact, RecoveryPolicy, Window
 
 from .models import edited, random_ids, sequence_of, tiny_model
 
-MAPPED = replace(RecoveryPolicy.exact(), selection=Selection.EDITED)
-PATCH = RecoveryPolicy(
-    "patch", window_tokens=40, attention_fraction=0.05, tail_tokens=32, selection=Selection.EDITED
-)
+MAPPED = RecoveryPolicy("exact", Exact(records_map=True))
+PATCH = RecoveryPolicy("patch", Window(40, tail_tokens=32, block_size=32, rule=Edited(0.05)))
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from patchkv_agents.context.edits import Edit, EditKind
 from patchkv_agents.context.lineage.ancestry import Ancestors
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.branches import MAX_VERSIONS, RowVersions
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
 
-PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=16, block_size=32, rule=Blocks(0.05)))
 
 
 def message(role, content):

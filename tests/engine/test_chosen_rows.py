@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel
-from patchkv_agents.recovery.policy import Selection
+from patchkv_agents.recovery import Blocks, Question, RecoveryPolicy, RowLabel, Window
 
 from .models import edited, full_logits, full_rows, random_ids, sequence_of, tiny_model
 
@@ -18,8 +17,8 @@ EDITS = {
     "deletion": [(120, 37, 0)],
     "five": [(60, 5, 9), (130, 20, 0), (210, 0, 33), (300, 17, 17), (390, 3, 1)],
 }
-BASE = RecoveryPolicy("base", window_tokens=16, attention_fraction=0.1, tail_tokens=32)
-QUESTION = replace(BASE, selection=Selection.QUESTION)
+BASE = RecoveryPolicy("base", Window(16, tail_tokens=32, block_size=32, rule=Blocks(0.1)))
+QUESTION = BASE.varied(rule=Question(0.1))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def kept_rows(sequence):
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "live"])
 @pytest.mark.parametrize("edits", [EDITS["deletion"], EDITS["five"]], ids=["deletion", "five"])
 def test_choosing_every_row_is_a_full_prefill(model, suspended, edits):
-    whole = replace(QUESTION, attention_fraction=1.0)
+    whole = QUESTION.varied(rule=Question(1.0))
     sequence, found = resumed(model, whole, edits, suspended)
     new = sequence.token_ids
     assert found.plan.is_exact

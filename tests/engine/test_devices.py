@@ -24,14 +24,14 @@ from patchkv_agents.checkpoint.shards import CacheShard, gather
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.ranges import RowSet
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 from patchkv_agents.recovery.restore import Restoration
 from patchkv_kernels import PayloadFormat, Rope, RopeLayout, quantize_gather
 
 from .models import edited, full_logits, random_ids, sequence_of, tiny_engine, tiny_model
 
-PATCH = RecoveryPolicy("patch", 16, attention_fraction=0.1, tail_tokens=8)
-WHOLE = RecoveryPolicy("whole", 10**6, attention_fraction=0.0, tail_tokens=8)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=8, block_size=32, rule=Blocks(0.1)))
+WHOLE = RecoveryPolicy("whole", Window(10**6, tail_tokens=8, block_size=32))
 
 OLD = random_ids(1, 300)
 NEW = edited(OLD, [(40, 9, 13)])

@@ -8,13 +8,13 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from patchkv_agents.backends.transformers.support import rope_of
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Window
 from patchkv_kernels import rotate_keys
 
 from .models import edited, full_logits, random_ids, sequence_of
 
 VOCABULARY = 49152
-WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
+WHOLE_SUFFIX = RecoveryPolicy("whole", Window(10**6, tail_tokens=64, block_size=32))
 
 
 def one_edit(tokens, removed, added):
@@ -98,7 +98,7 @@ def test_a_suffix_restored_after_a_real_move_is_what_was_stored_moved(smollm2_mo
     sequence = sequence_of(smollm2_model)
     sequence.resume(old, RecoveryPolicy.exact())
     first = sequence.live_cache.shards[0].keys[:, :, 500:900].clone()
-    direct = RecoveryPolicy("direct", 0, 0.0, 1, 1)
+    direct = RecoveryPolicy("direct", Window(0, tail_tokens=1))
     shorter = edited(old, [(50, 400, 3)], VOCABULARY)
     sequence.resume(shorter, direct)
     assert not torch.allclose(

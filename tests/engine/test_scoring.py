@@ -8,7 +8,7 @@ import torch
 
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.scoring import answer_log_probs
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Window
 
 from .models import full_logits, sequence_of, tiny_engine, tiny_model
 from .models import random_ids as ids
@@ -50,7 +50,7 @@ def test_an_approximate_state_is_scored_as_it_is(engine):
     thread.suspend()
     edited = [MESSAGES[0], {"role": "user", "content": "Which lake? " * 9}]
     edited.append({"role": "user", "content": "Well? " * 200})
-    policy = RecoveryPolicy("rough", window_tokens=0, attention_fraction=0.0, tail_tokens=1)
+    policy = RecoveryPolicy("rough", Window(0, tail_tokens=1, block_size=32))
     reply = thread.generate(edited, policy=policy, max_new_tokens=3)
     assert reply.report.restored > 100
     prompt = thread.sequence.token_ids[: reply.report.tokens].copy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.capture import AttentionCapture
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.ranges import RowSet
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, RowLabel, Window
 
 from ..checkpoint.rows import stored_rows
 from .models import BUILDERS, edited, full_logits, full_rows, random_ids, sequence_of, tiny_model
 
-WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
-PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.05, tail_tokens=16)
+WHOLE_SUFFIX = RecoveryPolicy("whole", Window(10**6, tail_tokens=64, block_size=32))
+PATCH = RecoveryPolicy("patch", Window(40, tail_tokens=16, block_size=32, rule=Blocks(0.05)))
 
 EDITS = {
     "replacement": [(120, 30, 41)],
@@ -178,7 +177,7 @@ def test_stored_rows_are_never_written_again(model):
     sequence.suspend()
     rows = np.arange(320, 352)
     before = stored_rows(sequence.checkpoint, rows)
-    no_attention = replace(PATCH, attention_fraction=0.0)
+    no_attention = PATCH.varied(rule=None)
     for edits in range(1, 9):
         ids = edited(ids, [(100, 3, 5)])
         sequence.resume(ids, no_attention)
@@ -319,7 +318,9 @@ def test_a_cache_that_is_far_too_large_is_given_back():
 def test_scores_of_recomputed_rows_survive_when_few_queries_run():
     """With one query a step, the blocks that window and tail recompute kept no score at all, and
     the next edit chose others."""
-    policy = RecoveryPolicy("one query", 40, 0.05, 1)
+    policy = RecoveryPolicy(
+        "one query", Window(40, tail_tokens=1, block_size=32, rule=Blocks(0.05))
+    )
     sequence = sequence_of(tiny_model("llama"))
     ids = random_ids(1, 400)
     sequence.resume(ids, RecoveryPolicy.exact())

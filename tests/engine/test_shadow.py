@@ -6,20 +6,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from patchkv_agents.baselines import DIRECT_REUSE
 from patchkv_agents.context import ThreadKey
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine import shadow as module
 from patchkv_agents.engine.shadow import Shadow, ShadowChecks, ShadowResult
 from patchkv_agents.errors import InputError, PatchKVError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import DirectReuse, RecoveryPolicy, Window
 from tests.engine.models import tiny_engine
 
 THREAD = ThreadKey("t", "")
@@ -219,7 +217,7 @@ def test_an_engine_checks_its_approximate_answers(engine):
     thread.suspend()
     engine.shadow.flush()
     assert engine.shadow.summary().checks == 0  # nothing was approximate yet
-    policy = replace(DIRECT_REUSE, name="none")
+    policy = RecoveryPolicy("none", DirectReuse())
     reply = thread.generate(messages("snows"), max_new_tokens=4, policy=policy)
     engine.shadow.flush()
     found = engine.shadow.summary()
@@ -233,7 +231,7 @@ def test_a_closed_stream_is_checked_once_it_is_complete(engine):
     thread = engine.thread("stream")
     thread.generate(messages("rains"), max_new_tokens=1)
     thread.suspend()
-    policy = RecoveryPolicy("short", window_tokens=32, attention_fraction=0.0, tail_tokens=32)
+    policy = RecoveryPolicy("short", Window(32, tail_tokens=32, block_size=32))
     stream = thread.stream(messages("snows"), max_new_tokens=8, policy=policy)
     next(stream)
     stream.close()  # the client went away: there is no answer to check

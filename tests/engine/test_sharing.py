@@ -13,11 +13,11 @@ from patchkv_agents.backends.transformers import adapter as adapter_module
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
 from patchkv_agents.backends.transformers.layerwise import decoder_layers, inputs_of, starting_at
 from patchkv_agents.ranges import RowSet
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 
 from .models import full_logits, random_ids, tiny_model
 
-PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=16, block_size=32, rule=Blocks(0.05)))
 JOIN_S = 60
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from patchkv_agents.recovery import RecoveryPolicy, restore
+from patchkv_agents.recovery import RecoveryPolicy, Window, restore
 
 from .models import edited, full_logits, random_ids, sequence_of, tiny_model
 
-PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.0, tail_tokens=8)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=8, block_size=32))
 OLD = random_ids(1, 300)
 NEW = edited(OLD, [(40, 9, 13)])
 

@@ -22,12 +22,12 @@ from patchkv_agents.context import (
 )
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import CheckpointError, HistoryStoreError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 
 from .models import tiny_engine
 from .test_thread import MESSAGES, edited
 
-PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=16, block_size=32, rule=Blocks(0.05)))
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import torch
 from patchkv_agents.context import Edit, EditKind, MemoryHistoryStore
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextError, ContextTooLongError, InputError, PatchKVError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 
-PATCH = RecoveryPolicy("patch", window_tokens=16, attention_fraction=0.05, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=16, block_size=32, rule=Blocks(0.05)))
 
 MESSAGES = [
     {"role": "system", "content": "You answer from the notes."},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from patchkv_agents.checkpoint.stores.base import CheckpointLoad
 from patchkv_agents.engine import sequence as sequence_module
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.errors import CheckpointError
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, restore
+from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Window, restore
 from patchkv_kernels import PayloadFormat
 
 from ..checkpoint.rows import stored_rows
@@ -28,7 +27,7 @@ from .models import edited, full_logits, random_ids, sequence_of, tiny_model
 from .test_sharing import run_all
 
 EXACT = RecoveryPolicy.exact()
-PATCH = RecoveryPolicy("patch", window_tokens=40, attention_fraction=0.0, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(40, tail_tokens=16, block_size=32))
 BASE = random_ids(1, 500)
 LEFT, RIGHT = (np.concatenate([BASE[:300], random_ids(seed, 200)]) for seed in (2, 3))
 
@@ -277,7 +276,7 @@ def test_truncating_leaves_no_payload_in_reach(model, sequence, live):
     rows = sum(payload.rows for payload in {e.payload for e in sequence.checkpoint.extents})
     assert rows == 300
     sequence.versions.drop(["base", "left"])
-    resumed = sequence.resume(RIGHT, replace(PATCH, tail_tokens=1))
+    resumed = sequence.resume(RIGHT, PATCH.varied(tail_tokens=1))
     assert len(resumed.plan.rows) == 200
     close(resumed.logits, full_logits(model, RIGHT))
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from patchkv_agents.baselines import method, method_names
 from patchkv_agents.engine import Engine
+from patchkv_agents.recovery.named import method, method_names
 from patchkv_evals.episodes import EpisodeKind
 from patchkv_evals.running import Run, RunSpec, pool, run
 from tests.evals.samples import ROWS

@@ -10,10 +10,9 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
 from patchkv_agents import ContextHistory, RecoveryPolicy
+from patchkv_agents.recovery import Window
 
-SHORT = RecoveryPolicy(
-    "short", window_tokens=8, attention_fraction=0.0, tail_tokens=4, block_size=8
-)
+SHORT = RecoveryPolicy("short", Window(8, tail_tokens=4, block_size=8))
 """Restores most of contexts as short as those of the tests."""
 
 OPENING_HOURS = "The museum is open from nine to five, and closed on Mondays. " * 10

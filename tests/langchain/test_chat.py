@@ -27,6 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from patchkv_agents import Engine, RecoveryPolicy
 from patchkv_agents.errors import InputError
+from patchkv_agents.recovery import Window
 from patchkv_langchain import ChatPatchKV
 
 from .scripted import ScriptedChat
@@ -469,7 +470,7 @@ def test_errors_of_the_worker_reach_the_caller(tiny_chat_engine: Engine) -> None
 
 def test_the_embedded_model_recovers_and_answers(embedded_chat_engine: Engine) -> None:
     model = ChatPatchKV(engine=embedded_chat_engine, max_tokens=6)
-    short = RecoveryPolicy("short", window_tokens=32, attention_fraction=0.0, tail_tokens=32)
+    short = RecoveryPolicy("short", Window(32, tail_tokens=32, block_size=32))
 
     def ask(hours: str, policy: RecoveryPolicy) -> Any:
         page = f"Opening hours: {hours}. " + "The rest of the page is of no interest. " * 20

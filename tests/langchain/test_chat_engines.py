@@ -12,13 +12,13 @@ import pytest
 
 from patchkv_agents.checkpoint.stores import MemoryStore
 from patchkv_agents.engine import Engine
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Window
 from patchkv_langchain import ChatPatchKV
 from patchkv_langchain.chat_engines import shared_engine
 
 
 def policy(window: int) -> RecoveryPolicy:
-    return RecoveryPolicy("mine", window_tokens=window, attention_fraction=0.0, tail_tokens=8)
+    return RecoveryPolicy("mine", Window(window, tail_tokens=8, block_size=32))
 
 
 class Loaded:

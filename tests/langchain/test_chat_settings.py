@@ -52,7 +52,7 @@ def test_a_cache_serves_the_same_settings(chat_engine: Engine, tiny_chat_engine:
     [
         {"template_args": {"enable_thinking": False}},
         {"answer_style": "llama3"},
-        {"policy": replace(SHORT, window_tokens=16)},
+        {"policy": SHORT.varied(window_tokens=16)},
     ],
 )
 def test_a_cache_does_not_serve_other_settings(
@@ -91,7 +91,7 @@ def test_caches_know_a_profile_by_what_it_says(tmp_path: Path) -> None:
     assert before == key(copy) == key(passed(profile_of())) != key(None)
     profile_of().save(file)
     assert key(file) not in (before, key(None))  # without its pass, recovery is exact
-    passed(profile_of(replace(POLICY, window_tokens=16))).save(file)
+    passed(profile_of(POLICY.varied(window_tokens=16))).save(file)
     assert key(file) != before
 
 

@@ -15,11 +15,10 @@ from patchkv_agents.recovery.profile import (
     setup_sha256,
 )
 
-POLICY = replace(
-    RecoveryPolicy.default(),
+POLICY = RecoveryPolicy.default().varied(
     window_tokens=32,
     window_model=WindowModel(0.5, (0.1, 0.2, -0.3, 0.0, 0.0, 1e-3)),
-    most_repaired=0.1,
+    max_repaired=0.1,
 )
 
 

@@ -22,7 +22,7 @@ from patchkv_agents.profiling.drift import block_drift, prefilled
 from patchkv_agents.profiling.pairs import ContextPair, PairSet, pair_set, split
 from patchkv_agents.profiling.trials import Trials
 from patchkv_agents.progress import Progress
-from patchkv_agents.recovery import Selection
+from patchkv_agents.recovery import Published
 from patchkv_agents.recovery.profile import Profile
 from tests.engine.models import tiny_engine
 from tests.profiling.test_trials import pair
@@ -95,9 +95,10 @@ def test_the_profile_holds_what_was_chosen_and_from_what(found, tmp_path: Path):
     }  # fmt: skip
     assert len(fit["window"]["sweep"]) == 4 and fit["window"]["coverage"]["n_pairs"] == 2
     assert [line["kappa"] for line in fit["kappa"]["tried"]] == [0.0, 0.05]
-    assert profile.published.attention_fraction == fit["kappa"]["chosen"]
-    assert profile.published.selection is Selection.TOKENS and profile.published.tail_tokens == 1
-    assert profile.published.window_model is not None and profile.policy.most_repaired == 0.5
+    assert profile.published.method.kappa == fit["kappa"]["chosen"]
+    assert isinstance(profile.published.method, Published)
+    assert profile.published.method.window_model is not None
+    assert profile.policy.method.max_repaired == 0.5
     for stage in ("lengths", "selection"):
         lines = fit[stage]["tried"]
         assert [line["policy"] for line in lines if line["chosen"]] == [fit[stage]["chosen"]]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from patchkv_agents.baselines import method, setup_named
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ProfileError
 from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.named import method, setup_named
 from tests.engine.models import tiny_engine
 
 from .profiles import POLICY, passed, profile_of

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchkv_agents.baselines import DIRECT_REUSE
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, parse_messages
 from patchkv_agents.engine import Engine
@@ -15,14 +14,16 @@ from patchkv_agents.errors import InputError, ProfileError
 from patchkv_agents.profiling.gate import Thresholds, calibration_marks, unseen, validate
 from patchkv_agents.profiling.pairs import ContextPair, pair_set
 from patchkv_agents.profiling.trials import Trial, Trials, setup_key
-from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Window
 from tests.engine.models import tiny_engine
 
 from .profiles import profile_of
 
+DIRECT_REUSE = RecoveryPolicy.named("direct_reuse")
+
 NOTHING = replace(DIRECT_REUSE, name="patchkv")
 """Repairs nothing: what a policy that is too short would do."""
-NEARLY_ALL = RecoveryPolicy("patchkv", window_tokens=240, attention_fraction=0.0, tail_tokens=64)
+NEARLY_ALL = RecoveryPolicy("patchkv", Window(240, tail_tokens=64, block_size=32))
 FEW = Thresholds(pairs=4, tasks=2)
 
 
@@ -159,7 +160,7 @@ def test_kinds_of_edits_are_told_apart(engine):
 
 
 def test_pairs_that_are_recomputed_as_a_whole_say_nothing(engine):
-    whole = replace(NEARLY_ALL, window_tokens=900)
+    whole = NEARLY_ALL.varied(window_tokens=900)
     with pytest.raises(InputError, match="longer contexts"):
         validate(engine, of(engine, whole), PAIRS)
     with pytest.raises(InputError, match="exact"):

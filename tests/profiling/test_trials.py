@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchkv_agents.baselines import DIRECT_REUSE, PREFIX_CACHE, compare_methods
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, parse_messages
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
+from patchkv_agents.profiling.comparison import compare_methods
 from patchkv_agents.profiling.pairs import ContextPair
 from patchkv_agents.profiling.trials import Trials, setup_key
-from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Selection
+from patchkv_agents.recovery import Blocks, Edited, RecoveryPolicy, RecoverySetup, Window
 from tests.engine.models import tiny_engine
 
-POLICY = RecoveryPolicy("short", window_tokens=32, attention_fraction=0.0, tail_tokens=32)
+PREFIX_CACHE = RecoveryPolicy.named("prefix_cache")
+DIRECT_REUSE = RecoveryPolicy.named("direct_reuse")
+
+POLICY = RecoveryPolicy("short", Window(32, tail_tokens=32, block_size=32))
 
 
 def conversation(result: str) -> Conversation:
@@ -117,7 +120,10 @@ def test_each_context_is_prefilled_once_and_may_be_observed(engine):
         answered.report.restored == 0 == answered.report.prefix
     )
     try:
-        Trials(engine, [pair("one")]).run([POLICY, DIRECT_REUSE, PREFIX_CACHE], observe=observe)
+        Trials(engine, [pair("one")]).run(
+            [POLICY, DIRECT_REUSE, PREFIX_CACHE],
+            observe=observe,
+        )
     finally:
         engine.observer = original
     assert sum(cold) == 2 and seen == ["exact", "exact"]
@@ -133,7 +139,7 @@ def test_logits_that_are_no_numbers_are_an_error(smollm2_tokenizer):
 
 def test_names_do_not_count_in_a_policys_key():
     setup = RecoverySetup(POLICY)
-    others = replace(POLICY, name="x"), replace(POLICY, tail_tokens=33)
+    others = replace(POLICY, name="x"), POLICY.varied(tail_tokens=33)
     assert setup_key(setup) == setup_key(replace(setup, policy=others[0]))
     assert setup_key(setup) != setup_key(replace(setup, policy=others[1]))
     assert setup_key(setup) != setup_key(replace(setup, storage=PrecisionPolicy()))
@@ -146,7 +152,7 @@ def test_selections_that_need_a_map_of_blocks_find_one(engine):
     def observe(of, states):
         maps.append(states.exact(of.old).thread.sequence.checkpoint.block_map is not None)
 
-    edited = replace(POLICY, selection=Selection.EDITED, attention_fraction=0.1)
-    for policy in (edited, replace(edited, selection=Selection.BLOCKS)):
+    edited = POLICY.varied(rule=Edited(0.1))
+    for policy in (edited, edited.varied(rule=Blocks(0.1))):
         Trials(engine, [pair("one")]).run([policy], observe=observe)
     assert maps == [True, False]

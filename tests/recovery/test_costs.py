@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkv_agents.baselines import method
 from patchkv_agents.errors import InputError
-from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, WindowModel
+from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, Window, WindowModel
 from patchkv_agents.recovery.cost_presets import DEVICES, MODELS
 from patchkv_agents.recovery.costs import (
     DeviceCost,
@@ -23,6 +22,7 @@ from patchkv_agents.recovery.costs import (
     restoring_pays,
     speedup,
 )
+from patchkv_agents.recovery.named import method
 
 SMALL = ModelCost(
     "small",
@@ -122,7 +122,7 @@ def test_rows_of_the_methods(name):
     elif name == "direct_reuse":
         assert rows == 101
     elif name == "cacheblend":  # one of two layers in full, then a share
-        share, tail = method(name).policy.blend.ratio, method(name).policy.tail_tokens
+        share, tail = method(name).policy.method.ratio, method(name).policy.method.tail_tokens
         assert rows == pytest.approx(100 + 0.5 * 700 + 0.5 * (share * 700 + tail), abs=1)
     else:  # of 700 tokens behind the edit, an eighth may be computed again
         assert rows == pytest.approx(100 + 700 / 8, abs=1)
@@ -131,15 +131,15 @@ def test_rows_of_the_methods(name):
 def test_rows_of_a_predicted_window_and_under_a_limit():
     """The model says half the tokens of the edit, 50; the policy at least `window_tokens`."""
     half = WindowModel(math.log(51 / 101), (0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
-    policy = RecoveryPolicy("test", 0, 0.0, tail_tokens=1, block_size=1, window_model=half)
+    policy = RecoveryPolicy("test", Window(0, tail_tokens=1, window_model=half))
 
     def rows(**changes):
-        return MethodCost.of_setup(RecoverySetup(replace(policy, **changes)), CONTEXT, SMALL).rows
+        return MethodCost.of_setup(RecoverySetup(policy.varied(**changes)), CONTEXT, SMALL).rows
 
     assert rows() == 100 + 50 + 1
     assert rows(window_tokens=60) == 100 + 60 + 1
-    assert rows(window_tokens=60, most_repaired=0.05) == 100 + 0.05 * 700
-    assert rows(tail_tokens=40, most_repaired=0.05) == 100 + 40  # the tail is computed anyway
+    assert rows(window_tokens=60, max_repaired=0.05) == 100 + 0.05 * 700
+    assert rows(tail_tokens=40, max_repaired=0.05) == 100 + 40  # the tail is computed anyway
 
 
 def test_rows_never_exceed_the_suffix():

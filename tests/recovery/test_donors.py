@@ -12,12 +12,12 @@ from patchkv_agents.checkpoint import Checkpoint, CheckpointVersions
 from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.checkpoint.extents import extents_of
 from patchkv_agents.ranges import ranges_of
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Selection
+from patchkv_agents.recovery import Edited, RecoveryPolicy, RowLabel, Window
 from patchkv_agents.recovery.donors import SWITCH_ROWS, Donor, choose_donor, no_anchors
 
 from ..checkpoint.rows import scaled_payload
 
-PATCH = RecoveryPolicy("patch", window_tokens=32, attention_fraction=0.0, tail_tokens=16)
+PATCH = RecoveryPolicy("patch", Window(32, tail_tokens=16, block_size=32))
 
 
 def tokens(seed: int, count: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_a_donor_says_where_its_blocks_looked():
     checkpoint = replace(stored(old), block_map=BlockMap(32, mass))
     new = old.copy()
     new[70:80] = tokens(8, 10)
-    policy = replace(PATCH, attention_fraction=0.05, selection=Selection.EDITED)
+    policy = PATCH.varied(rule=Edited(0.05), block_size=32)
     plan = Donor("old", checkpoint).plan(new, policy, no_anchors)
     assert ranges_of(plan.labels == RowLabel.ATTENTION) == ((320, 352),)
 

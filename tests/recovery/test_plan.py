@@ -12,11 +12,15 @@ from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import ranges_of
 from patchkv_agents.recovery import (
+    Blocks,
+    Contiguous,
+    Exact,
     RecoveryPlan,
     RecoveryPolicy,
     RecoveryReport,
     RowLabel,
-    Selection,
+    Tokens,
+    Window,
     plan_recovery,
 )
 
@@ -29,15 +33,11 @@ ONE_EDIT = Alignment(
 )
 
 
-def policy(**changes):
-    values = {
-        "name": "test",
-        "window_tokens": 8,
-        "attention_fraction": 0.0,
-        "tail_tokens": 4,
-        "block_size": 4,
-    }
-    return RecoveryPolicy(**{**values, **changes})
+def policy(name="test", window_tokens=8, tail_tokens=4, block_size=4, **changes):
+    """With the window's defaults of these tests; exact where there is no window."""
+    if window_tokens is None:
+        return RecoveryPolicy(name, Exact())
+    return RecoveryPolicy(name, Window(window_tokens, tail_tokens, block_size, **changes))
 
 
 WINDOW_AND_TAIL = policy()
@@ -96,12 +96,12 @@ def test_attention_takes_the_blocks_with_the_largest_score_outside_window_and_ta
     scores[37] = 3  # new position 40
     scores[57] = 2  # new position 60
     scores[77] = 1
-    found = plan(policy=policy(attention_fraction=0.08), scores=scores)
+    found = plan(policy=policy(rule=Blocks(0.08)), scores=scores)
     assert ranges_of(found.labels == RowLabel.ATTENTION) == ((40, 44), (60, 64))
 
 
 def test_blocks_without_any_attention_are_not_chosen():
-    found = plan(policy=policy(attention_fraction=1.0))
+    found = plan(policy=policy(rule=Blocks(1.0)))
     assert found.count(RowLabel.ATTENTION) == 0
 
 
@@ -217,7 +217,7 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
         align(old, new, min_run=2),
         policy(
             window_tokens=window,
-            attention_fraction=fraction,
+            rule=Blocks(fraction),
             tail_tokens=tail,
             block_size=block,
         ),
@@ -246,8 +246,8 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
     "wrong",
     [
         {"window_tokens": -1},
-        {"attention_fraction": 1.5},
-        {"attention_fraction": float("nan")},
+        {"max_repaired": 1.5},
+        {"max_repaired": float("nan")},
         {"tail_tokens": 0},
         {"block_size": 0},
         {"name": "exact"},
@@ -275,7 +275,7 @@ def test_published_selection_takes_tokens_and_then_rounds_them():
     """4 % of 86 tokens are 4: those at old 40, 60, 80 and 86 are new 43, 63, 83 and 89, each in a
     block of its own. By blocks there would be ceil(86 * 0.04 / 4) = 1."""
     scores = scores_at(40, 60, 80, 86, 90)
-    published = policy(attention_fraction=0.04, selection=Selection.TOKENS)
+    published = policy(rule=Tokens(0.04))
     found = plan(policy=published, scores=scores)
     assert ranges_of(found.labels == RowLabel.ATTENTION) == (
         (40, 44),
@@ -283,13 +283,13 @@ def test_published_selection_takes_tokens_and_then_rounds_them():
         (80, 84),
         (88, 92),
     )
-    found = plan(policy=policy(attention_fraction=0.04), scores=scores)
+    found = plan(policy=policy(rule=Blocks(0.04)), scores=scores)
     assert ranges_of(found.labels == RowLabel.ATTENTION) == ((40, 44),)
 
 
 def test_published_selection_leaves_out_tokens_without_a_score_and_those_computed_anyway():
     """Old 15 lies in the window, 99 in the tail."""
-    published = policy(attention_fraction=0.1, selection=Selection.TOKENS)
+    published = policy(rule=Tokens(0.1))
     found = plan(policy=published, scores=scores_at(15, 99, 50))
     assert ranges_of(found.labels == RowLabel.ATTENTION) == ((52, 56),)
 
@@ -320,12 +320,11 @@ def test_a_contiguous_window_has_the_budget_of_the_default(
     changes = {
         "window_tokens": window,
         "tail_tokens": tail,
-        "attention_fraction": fraction,
         "block_size": block,
     }
     scores = np.random.default_rng(seed).random(alignment.tokens_old).astype(np.float32)
-    default = plan(alignment, policy(**changes), scores=scores)
-    found = plan(alignment, policy(**changes, selection=Selection.CONTIGUOUS), scores=scores)
+    default = plan(alignment, policy(**changes, rule=Blocks(fraction)), scores=scores)
+    found = plan(alignment, policy(**changes, rule=Contiguous(fraction)), scores=scores)
     assert not (found.labels == RowLabel.ATTENTION).any()
     assert len(found.rows) == len(default.rows)
     assert found.count(RowLabel.TAIL) <= 1

@@ -61,7 +61,7 @@ def test_another_models_profile_says_whose_it_is_and_what_to_run():
 def test_a_pass_is_of_one_policy_on_one_model(tmp_path: Path):
     profile = passed(profile_of())
     edited = json.loads(json.dumps(profile.to_json()))
-    edited["policy"]["tail_tokens"] = 16  # by hand
+    edited["policy"]["method"]["tail_tokens"] = 16  # by hand
     loaded = Profile.from_json(edited)
     assert not loaded.has_passed and "changed after" in loaded.why_not_passed
     assert not replace(profile, fingerprint="0" * 32).has_passed
@@ -73,19 +73,28 @@ def test_a_pass_is_of_one_policy_on_one_model(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema": 3}, "schema 3"),
+        ({"schema": 2}, "schema 2"),
         ({"schema": "-"}, "lacks 'schema'"),
         ({"model": 7}, "'model'"),
         ({"fit": "-"}, "lacks 'fit'"),
-        ({"notes": "mine"}, "unknown fields .'notes'"),
+        ({"notes": "mine"}, "unknown fields"),
         ({"policy": {"name": "patchkv"}}, "policy cannot be used"),
-        ({"policy": []}, "policy is not a JSON object"),
-        ({"published": {**profile_of().to_json()["published"], "tail_tokens": 0}}, "tail_tokens"),
+        ({"policy": []}, "'policy'"),
+        (
+            {
+                "published": {
+                    "name": "patchkv_published",
+                    "method": {"kind": "published", "kappa": 2.0},
+                }
+            },
+            "kappa",
+        ),
         ({"policy": {**profile_of().to_json()["policy"], "name": "mine"}}, "called 'mine'"),
         ({"data": [{"name": "d", "sha256": "a", "pairs": -1, "tasks": 1}]}, "'pairs'"),
         ({"data": {}}, "'data'"),
-        ({"validation": {}}, "lacks 'passed'"),
-        ({"versions": {"torch": 2}}, "'versions'"),
+        ({"validation": {}}, "lacks 'validation.passed'"),
+        ({"versions": {"torch": 2}}, "'versions.torch'"),
+        ({"storage": {"tau_low": -1.0}}, "storage cannot be used.*tau_low"),
     ],
 )
 def test_a_broken_profile_is_refused_with_the_reason(tmp_path, changes, words):
@@ -104,7 +113,7 @@ def test_a_validation_that_contradicts_itself_is_refused(tmp_path: Path):
 def test_a_measure_without_an_interval_is_refused(tmp_path: Path):
     document = passed(profile_of()).to_json()
     document["validation"]["measures"]["first_token_kl_median"]["low"] = None
-    with pytest.raises(ProfileError, match="'low' of the measure first_token_kl_median"):
+    with pytest.raises(ProfileError, match="validation.measures.first_token_kl_median.low"):
         Profile.load(written(tmp_path, validation=document["validation"]))
 
 

@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 from patchkv_agents.alignment import Alignment, Hunk, Run
 from patchkv_agents.checkpoint.block_map import BlockMap
 from patchkv_agents.ranges import ranges_of
-from patchkv_agents.recovery import RecoveryPolicy, RowLabel, Selection, WindowModel, plan_recovery
-from patchkv_agents.recovery.selection import question_blocks, repair_room
+from patchkv_agents.recovery import (
+    Blocks,
+    Combined,
+    Contiguous,
+    Edited,
+    Exact,
+    Question,
+    RecoveryPolicy,
+    RowLabel,
+    Tokens,
+    Window,
+    WindowModel,
+    plan_recovery,
+)
 
 # 200 tokens before and after; 4 replaced at 20, 2 at 60 and 10 at 100, by as many.
 THREE_EDITS = Alignment(
@@ -23,15 +35,11 @@ THREE_EDITS = Alignment(
 SUFFIX = 36 + 38 + 90
 
 
-def policy(**changes):
-    values = {
-        "name": "test",
-        "window_tokens": 8,
-        "attention_fraction": 0.0,
-        "tail_tokens": 4,
-        "block_size": 4,
-    }
-    return RecoveryPolicy(**{**values, **changes})
+def policy(name="test", window_tokens=8, tail_tokens=4, block_size=4, **changes):
+    """With the window's defaults of these tests; exact where there is no window."""
+    if window_tokens is None:
+        return RecoveryPolicy(name, Exact())
+    return RecoveryPolicy(name, Window(window_tokens, tail_tokens, block_size, **changes))
 
 
 def plan(policy, alignment=THREE_EDITS, scores=None, origins=None, block_map=None):
@@ -44,6 +52,12 @@ def plan(policy, alignment=THREE_EDITS, scores=None, origins=None, block_map=Non
         scores=np.zeros(tokens, np.float32) if scores is None else scores,
         block_map=block_map,
     )
+
+
+def late_rows(plan, policy, scores):
+    """What a question chooses once its attention is known."""
+    method = policy.method
+    return method.rule.late_rows(plan, scores, block_size=method.block_size, room=method.room(plan))
 
 
 def rows(plan, label):
@@ -105,41 +119,39 @@ def test_under_a_limit_windows_keep_the_blocks_nearest_to_all_edits():
     """Of 164 tokens 16 may be computed. The tail has 4. Blocks behind the edits, nearest first:
     24 to 28 (4 tokens at distance 0), 62 to 64 (2), 110 to 112 (2), then 64 to 68 and 112 to 116
     (4 each, distance 2); the next would pass the limit."""
-    found = plan(policy(window_tokens=20, most_repaired=0.1))
+    found = plan(policy(window_tokens=20, max_repaired=0.1))
     assert rows(found, RowLabel.WINDOW) == ((24, 28), (62, 68), (110, 112))
     assert rows(found, RowLabel.TAIL) == ((196, 200),)
 
 
 def test_a_limit_that_nothing_reaches_changes_nothing():
-    unlimited = plan(policy(attention_fraction=0.05), scores=scores_at(40, 90, 150))
-    limited = plan(
-        policy(attention_fraction=0.05, most_repaired=0.5), scores=scores_at(40, 90, 150)
-    )
+    unlimited = plan(policy(rule=Blocks(0.05)), scores=scores_at(40, 90, 150))
+    limited = plan(policy(rule=Blocks(0.05), max_repaired=0.5), scores=scores_at(40, 90, 150))
     assert np.array_equal(limited.labels, unlimited.labels)
 
 
 def test_windows_leave_room_for_the_attention_blocks():
     """Of 16 rows, the tail takes 4 and two attention blocks 8; one window block of 4 is left.
     Old 26 and 64 lie in windows that are cut, and 64 is a candidate then."""
-    limited = policy(window_tokens=20, attention_fraction=0.03, most_repaired=0.1)
+    limited = policy(window_tokens=20, rule=Blocks(0.03), max_repaired=0.1)
     found = plan(limited, scores=scores_at(26, 64, 150, 90))
     assert rows(found, RowLabel.WINDOW) == ((24, 28),)
     assert rows(found, RowLabel.ATTENTION) == ((64, 68), (148, 152))
 
 
-@pytest.mark.parametrize("selection", [Selection.BLOCKS, Selection.EDITED, Selection.COMBINED])
+@pytest.mark.parametrize("selection", [Blocks, Edited, Combined])
 def test_windows_leave_no_room_for_blocks_that_nobody_looks_at(selection):
     """Without scores, and with an empty map, nothing is chosen for its attention."""
-    given = {"window_tokens": 64, "most_repaired": 0.2, "block_size": 1}
+    given = {"window_tokens": 64, "max_repaired": 0.2, "block_size": 1}
     alone = plan(policy(**given))
     unknown = plan(
-        policy(**given, selection=selection, attention_fraction=0.1),
+        policy(**given, rule=selection(0.1)),
         block_map=BlockMap.unknown(200, 4),
     )
     assert unknown.count(RowLabel.ATTENTION) == 0
     assert unknown.count(RowLabel.WINDOW) == alone.count(RowLabel.WINDOW) > 0
     scored = plan(
-        policy(**given, selection=selection, attention_fraction=0.1),
+        policy(**given, rule=selection(0.1)),
         scores=scores_at(190, 180, 150),
         block_map=BlockMap.unknown(200, 4),
     )
@@ -147,15 +159,13 @@ def test_windows_leave_no_room_for_blocks_that_nobody_looks_at(selection):
 
 
 def test_the_tail_is_computed_even_where_it_passes_the_limit_and_then_nothing_else_is():
-    found = plan(
-        policy(tail_tokens=30, attention_fraction=0.1, most_repaired=0.1), scores=scores_at(40)
-    )
+    found = plan(policy(tail_tokens=30, rule=Blocks(0.1), max_repaired=0.1), scores=scores_at(40))
     assert rows(found, RowLabel.TAIL) == ((168, 200),)
     assert found.count(RowLabel.WINDOW) == found.count(RowLabel.ATTENTION) == 0
 
 
 def test_a_limit_of_one_is_none():
-    whole = policy(window_tokens=200, attention_fraction=0.1, most_repaired=1.0)
+    whole = policy(window_tokens=200, rule=Blocks(0.1), max_repaired=1.0)
     assert plan(whole).repair_ratio == 1.0
 
 
@@ -163,9 +173,8 @@ def test_scattered_tokens_keep_to_the_limit_too():
     """8 tokens in 8 blocks; 16 rows less 4 of the tail have room for three of them."""
     scattered = policy(
         window_tokens=0,
-        attention_fraction=0.05,
-        most_repaired=0.1,
-        selection=Selection.TOKENS,
+        rule=Tokens(0.05),
+        max_repaired=0.1,
     )
     found = plan(scattered, scores=scores_at(32, 40, 48, 72, 80, 120, 140, 160, 180))
     assert rows(found, RowLabel.ATTENTION) == ((32, 36), (40, 44), (48, 52))
@@ -183,7 +192,7 @@ def map_of(blocks, *given, size=10):
     return BlockMap(size, mass)
 
 
-EDITED = policy(window_tokens=10, attention_fraction=0.06, selection=Selection.EDITED)
+EDITED = policy(window_tokens=10, rule=Edited(0.06))
 """Three blocks of 4. Old blocks 2, 6 and 10 are edited; what is left of them lies in windows."""
 LOOKS = map_of(20, (5, 2, 0.5), (9, 6, 0.2), (13, 10, 0.9), (15, 13, 0.4), (17, 16, 0.9))
 
@@ -193,24 +202,24 @@ def test_blocks_that_looked_at_the_edit_are_ranked_by_how_much():
     of 4, 128 to 132 and 136 to 140 have a part of old 13."""
     found = plan(EDITED, block_map=LOOKS, scores=scores_at(70, 80))
     assert rows(found, RowLabel.ATTENTION) == ((128, 140),)
-    wider = policy(window_tokens=10, attention_fraction=0.13, selection=Selection.EDITED)
+    wider = policy(window_tokens=10, rule=Edited(0.13))
     found = plan(wider, block_map=LOOKS)
     assert rows(found, RowLabel.ATTENTION) == ((48, 60), (128, 140))
 
 
 def test_mass_times_score_prefers_blocks_that_are_looked_at_too():
     """Scores 5 to 1, times masses 0, 0.36, 0.36, 0.75 and 0.99: 1.44 and 1.08, 1.5 and 0.99."""
-    combined = policy(window_tokens=10, attention_fraction=0.06, selection=Selection.COMBINED)
+    combined = policy(window_tokens=10, rule=Combined(0.06))
     found = plan(combined, block_map=LOOKS, scores=scores_at(82, 152, 95, 57, 135))
     assert rows(found, RowLabel.ATTENTION) == ((56, 60), (92, 96), (152, 156))
 
 
-@pytest.mark.parametrize("selection", [Selection.EDITED, Selection.COMBINED])
+@pytest.mark.parametrize("selection", [Edited, Combined])
 def test_without_a_map_blocks_are_chosen_by_their_scores(selection):
     scores = scores_at(40, 90, 150, 160)
-    chosen = policy(attention_fraction=0.06, selection=selection)
+    chosen = policy(rule=selection(0.06))
     found = plan(chosen, scores=scores)
-    by_score = plan(policy(attention_fraction=0.06), scores=scores)
+    by_score = plan(policy(rule=Blocks(0.06)), scores=scores)
     assert np.array_equal(found.labels, by_score.labels)
 
 
@@ -219,10 +228,10 @@ def test_without_a_map_blocks_are_chosen_by_their_scores(selection):
 
 def test_a_question_gets_its_blocks_once_its_attention_is_known():
     """New 150 and 90 have most of it, of what is restored; 30 lies in a window, 198 in the tail."""
-    asked = policy(attention_fraction=0.03, selection=Selection.QUESTION)
+    asked = policy(rule=Question(0.03))
     first = plan(asked, scores=scores_at(40, 50))
     assert first.count(RowLabel.ATTENTION) == 0
-    chosen = question_blocks(first, asked, scores_at(30, 198, 150, 90, 40))
+    chosen = late_rows(first, asked, scores_at(30, 198, 150, 90, 40))
     assert ranges_of(chosen) == ((88, 92), (148, 152))
     assert rows(first.extended(chosen, RowLabel.ATTENTION), RowLabel.ATTENTION) == (
         (88, 92),
@@ -233,16 +242,15 @@ def test_a_question_gets_its_blocks_once_its_attention_is_known():
 def test_a_limit_holds_for_questions_and_for_what_is_added_later():
     asked = policy(
         window_tokens=20,
-        attention_fraction=0.03,
-        most_repaired=0.1,
-        selection=Selection.QUESTION,
+        rule=Question(0.03),
+        max_repaired=0.1,
     )
     first = plan(asked)
     assert (first.count(RowLabel.WINDOW), first.count(RowLabel.TAIL)) == (4, 4)
-    assert repair_room(first, asked) == 8
-    chosen = question_blocks(first, asked, scores_at(150, 90, 40))
-    assert repair_room(first.extended(chosen, RowLabel.ATTENTION), asked) == 0
-    assert repair_room(first, policy()) == SUFFIX - 8
+    assert asked.method.room(first) == 8
+    chosen = late_rows(first, asked, scores_at(150, 90, 40))
+    assert asked.method.room(first.extended(chosen, RowLabel.ATTENTION)) == 0
+    assert policy().method.room(first) == SUFFIX - 8
 
 
 @given(
@@ -252,21 +260,18 @@ def test_a_limit_holds_for_questions_and_for_what_is_added_later():
     tail=st.integers(1, 40),
     block=st.sampled_from([1, 4, 32]),
     share=st.none() | st.floats(0.01, 1),
-    selection=st.sampled_from(Selection),
+    rule=st.sampled_from([Blocks, Tokens, Contiguous, Edited, Combined, Question]),
     seed=st.integers(0, 20),
 )
-def test_every_choice_keeps_to_its_limits(
-    window, model, fraction, tail, block, share, selection, seed
-):
+def test_every_choice_keeps_to_its_limits(window, model, fraction, tail, block, share, rule, seed):
     rng = np.random.default_rng(seed)
     chosen = policy(
         window_tokens=window,
         window_model=model,
-        attention_fraction=fraction,
+        rule=rule(fraction),
         tail_tokens=tail,
         block_size=block,
-        most_repaired=share,
-        selection=selection,
+        max_repaired=share,
     )
     origins = np.where(np.arange(200) < seed, 0, rng.integers(0, 5, 200)).astype(np.int16)
     mass = np.tril(rng.random((20, 20)).astype(np.float32))
@@ -276,8 +281,8 @@ def test_every_choice_keeps_to_its_limits(
         origins=origins,
         block_map=BlockMap(10, mass / mass.sum(1, keepdims=True)),
     )
-    if selection is Selection.QUESTION:
-        rows = question_blocks(found, chosen, rng.random(200).astype(np.float32))
+    if rule is Question:
+        rows = late_rows(found, chosen, rng.random(200).astype(np.float32))
         found = found.extended(rows, RowLabel.ATTENTION)
     kept = found.kept
     assert not kept[-1]

@@ -28,7 +28,8 @@ from patchkv_agents.checkpoint.precision import (
     low_bit_errors,
 )
 from patchkv_agents.recovery import RecoveryPolicy
-from patchkv_agents.recovery.plan import RecoveryPlan, plan_recovery
+from patchkv_agents.recovery.plan import RecoveryPlan
+from patchkv_agents.recovery.planning import plan_recovery
 from patchkv_evals.benchmarks.results import BenchResult, Column, spread
 from patchkv_evals.benchmarks.results import number as text_of
 from patchkv_evals.benchmarks.synthetic import (

@@ -24,7 +24,6 @@ from typing import Any, Literal, get_args
 import torch
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
-from patchkv_agents.baselines import method
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine
@@ -33,7 +32,8 @@ from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.engine.stopwatch import Stopwatch
 from patchkv_agents.errors import InputError
 from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, RecoverySetup
+from patchkv_agents.recovery.named import method
 from patchkv_evals.benchmarks.contexts import EditedContext, demo_context, spliced_context
 from patchkv_evals.benchmarks.results import BenchResult, Column, number, spread
 from patchkv_evals.benchmarks.timing import Point, Report, Steps, interleaved, silent, timing
@@ -164,9 +164,9 @@ def _cases(engine: Engine, config: ResumeConfig) -> list[_Case]:
 def _varied(setup: RecoverySetup, config: ResumeConfig, value: Any) -> RecoverySetup:
     if config.sweep == "precision":
         return method(PRECISIONS[value])
-    name = "attention_fraction" if config.sweep == "attention" else "block_size"
+    changes = {"rule": Blocks(value)} if config.sweep == "attention" else {"block_size": value}
     # Without the limit on what is recomputed, which would take from windows what these add.
-    return replace(setup, policy=replace(setup.policy, most_repaired=None, **{name: value}))
+    return replace(setup, policy=setup.policy.varied(max_repaired=None, **changes))
 
 
 def _context(engine: Engine, config: ResumeConfig) -> EditedContext:

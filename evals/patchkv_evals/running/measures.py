@@ -29,7 +29,7 @@ from dataclasses import asdict
 from typing import Any
 
 from patchkv_agents.backends.transformers.adapter import ModelAdapter
-from patchkv_agents.baselines import MethodResult
+from patchkv_agents.profiling.comparison import MethodResult
 from patchkv_agents.recovery import RecoveryReport
 from patchkv_evals.errors import DataError
 from patchkv_evals.metrics import Scorer, same_answer

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchkv_agents.baselines.comparison import CONTINUATION_TOKENS, method_result
-from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import Conversation
 from patchkv_agents.engine import Engine, Reply, Thread
 from patchkv_agents.engine.scoring import answer_log_probs
+from patchkv_agents.profiling.comparison import CONTINUATION_TOKENS, method_result
+from patchkv_agents.profiling.states import SharedStates
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 from patchkv_evals.episodes import Episode, EpisodeVersion
 from patchkv_evals.metrics import answer_margin, answer_margin_recovery, scorer, stale_answer
@@ -101,7 +101,7 @@ class MethodRuns:
         self._methods = {FULL_PREFILL: RecoverySetup(RecoveryPolicy.exact()), **methods}
         self._rounds = rounds
         self._answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
-        maps = any(setup.policy.selection.needs_map for setup in methods.values())
+        maps = any(setup.policy.method.needs_map for setup in methods.values())
         self._states = SharedStates(engine, answer_tokens=self._answer_tokens, maps=maps)
 
     def close(self) -> None:

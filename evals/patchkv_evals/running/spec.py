@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from patchkv_agents.baselines import method_names
 from patchkv_agents.engine import Engine
 from patchkv_agents.provenance import command_line, created, versions
+from patchkv_agents.recovery.named import method_names
 from patchkv_evals.datasets import QARow
 from patchkv_evals.episodes import EpisodeKind, EpisodeSpec
 from patchkv_evals.errors import DataError

@@ -29,7 +29,7 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     if not isinstance(layers, torch.nn.ModuleList) or len(layers) != count:
         raise UnsupportedModelError(
             f"model type '{model.config.model_type}' has no plain list of decoder layers, between "
-            "two of which rows could be chosen: use a policy without `blend`"
+            "two of which rows could be chosen: use a method other than CacheBlend"
         )
     return layers
 

@@ -12,15 +12,15 @@ from patchkv_agents.backends.transformers.probe import probe
 from patchkv_agents.backends.transformers.support import support_of
 from patchkv_agents.backends.transformers.verdict import SupportLevel
 from patchkv_agents.engine.sequence import KVSequence
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, RecoveryPolicy, Window
 from patchkv_kernels import PayloadFormat, dequantize_scatter, quantize_gather
 from tests.engine.models import edited, plain_rows, random_ids
 
 from .families import CONFIGS, TINY, model_of
 from .types import APPROXIMATE
 
-WHOLE_SUFFIX = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
-PATCH = RecoveryPolicy("patch", 16, attention_fraction=0.1, tail_tokens=8, block_size=1)
+WHOLE_SUFFIX = RecoveryPolicy("whole", Window(10**6, tail_tokens=64, block_size=32))
+PATCH = RecoveryPolicy("patch", Window(16, tail_tokens=8, rule=Blocks(0.1)))
 DECODED = 32
 
 

@@ -23,12 +23,12 @@ from patchkv_agents.backends.transformers.support import support_of
 from patchkv_agents.backends.transformers.verdict import SupportLevel, judge_config
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import ContextTooLongError, InputError, UnsupportedModelError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import RecoveryPolicy, Window
 from tests.engine.models import BUILDERS, tiny_model
 
 from .families import FEW_HEADS, HEADS, SIZES, model_of, rope
 
-PATCH = RecoveryPolicy("patch", window_tokens=8, attention_fraction=0.0, tail_tokens=4)
+PATCH = RecoveryPolicy("patch", Window(8, tail_tokens=4, block_size=32))
 DYNAMIC = rope(1e4, rope_type="dynamic", factor=2.0)
 MROPE = rope(1e4, mrope_section=[2, 3, 3])
 

@@ -13,13 +13,13 @@ from patchkv_agents.checkpoint.stores import MemoryStore
 from patchkv_agents.engine import Engine
 from patchkv_agents.engine.sequence import KVSequence
 from patchkv_agents.errors import UnsupportedModelError
-from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery import Blocks, DirectReuse, RecoveryPolicy, Window
 from tests.engine.models import edited
 
 from .types import APPROXIMATE, EXPERTS, HYBRID, VOCABULARY, config_of, exists, model_of
 
-WHOLE = RecoveryPolicy("whole", window_tokens=10**6, attention_fraction=0, tail_tokens=64)
-RESTORE = RecoveryPolicy("restore", window_tokens=0, attention_fraction=0, tail_tokens=1)
+WHOLE = RecoveryPolicy("whole", Window(10**6, tail_tokens=64, block_size=32))
+RESTORE = RecoveryPolicy("restore", DirectReuse())
 QUICK = (
     *("gpt_oss", "gemma4_text", "gemma4_text/E4B", "gemma4_text/26B-A4B", "glm4_moe_lite"),
     *("mistral3", "deepseek_v3", "laguna", "granitemoehybrid/dense", "qwen3_vl", "mimo_v2_flash"),
@@ -135,7 +135,7 @@ def test_threads_of_layers_that_differ_are_stored_and_loaded(name, smollm2_token
     store = MemoryStore()
     messages = [{"role": "user", "content": f"Item {n} costs {n} crowns."} for n in range(12)]
     edit = [{"role": "user", "content": "Item zero is free."}, *messages[1:]]
-    policy = RecoveryPolicy("patch", 8, attention_fraction=0.1, tail_tokens=8, block_size=1)
+    policy = RecoveryPolicy("patch", Window(8, tail_tokens=8, rule=Blocks(0.1)))
     options = {"policy": policy, "device": "cpu", "dtype": "float32", "store": store}
     first = Engine.from_pretrained(str(tmp_path), **options)
     thread = first.thread("t")

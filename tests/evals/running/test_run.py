@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from patchkv_agents.baselines import method
-from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import render
 from patchkv_agents.engine import Engine
 from patchkv_agents.errors import InputError, PatchKVError
+from patchkv_agents.profiling.states import SharedStates
 from patchkv_agents.progress import Progress
 from patchkv_agents.recovery import RecoveryPolicy
+from patchkv_agents.recovery.named import method
 from patchkv_evals.episodes import (
     EpisodeKind,
     EpisodeSpec,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
-from patchkv_agents.baselines import method, method_names, setup_named
-from patchkv_agents.baselines.ablations import ablations
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup, RowLabel, WindowModel
+from patchkv_agents.recovery.named import ablations, method, method_names, setup_named
 from patchkv_agents.recovery.profile import Profile
 
 from ..engine.models import edited, random_ids, sequence_of, tiny_model
@@ -39,41 +38,37 @@ def test_an_unknown_method_is_refused_with_the_names():
         method("full_prefill")
 
 
-EVERYTHING = replace(
-    RecoveryPolicy.default(),
+EVERYTHING = RecoveryPolicy.default().varied(
     window_model=WindowModel(0.0, (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)),
-    most_repaired=0.1,
 )
 PARTS = {
-    "no_attention": {"attention_fraction"},
     "no_window": {"window_tokens", "window_model"},
     "no_tail": {"tail_tokens"},
-    "contiguous": {"selection"},
-    **dict.fromkeys(("attention", "edited", "question"), {"selection"}),
-    "uncapped": {"most_repaired"},
+    **dict.fromkeys(("attention", "no_attention", "contiguous", "edited", "question"), {"rule"}),
+    "uncapped": {"max_repaired"},
     **dict.fromkeys(("fp16", "int8", "int4"), {"storage"}),
 }
 
 
-def test_an_ablation_changes_its_part_of_a_policy_and_nothing_else():
+def test_an_ablation_changes_its_part_of_a_method_and_nothing_else():
     setup = RecoverySetup(EVERYTHING, PrecisionPolicy())
     changed = {each.name: each for each in ablations(setup)}
     assert set(changed) == {f"patchkv_{part}" for part in PARTS}
     assert set(changed) == set(method_names()) - PUBLISHED_NAMES
     for part, expected in PARTS.items():
-        policy = changed[f"patchkv_{part}"].policy
+        other = changed[f"patchkv_{part}"]
         differing = {
             field.name
-            for field in fields(policy)
-            if getattr(policy, field.name) != getattr(EVERYTHING, field.name)
+            for field in fields(other.policy.method)
+            if getattr(other.policy.method, field.name) != getattr(EVERYTHING.method, field.name)
         }
-        if changed[f"patchkv_{part}"].storage != setup.storage:
+        if other.storage != setup.storage:
             differing.add("storage")
-        assert differing == {"name", *expected}, part
+        assert differing == expected, part
 
 
 def test_a_profile_gives_its_policies_and_their_ablations():
-    published = replace(RecoveryPolicy.published(), attention_fraction=0.05)
+    published = RecoveryPolicy.published().varied(kappa=0.05)
     profile = Profile(
         model="tiny",
         fingerprint="f" * 64,
@@ -90,7 +85,10 @@ def test_a_profile_gives_its_policies_and_their_ablations():
     assert method("patchkv", profile) == setup_named("default", profile) == profile.setup
     assert profile.setup == RecoverySetup(EVERYTHING, PrecisionPolicy(tau_low=0.3))
     assert method("patchkv_published", profile) == RecoverySetup(published, profile.storage)
-    assert method("patchkv_uncapped", profile).policy.window_model == EVERYTHING.window_model
+    assert (
+        method("patchkv_uncapped", profile).policy.method.window_model
+        == EVERYTHING.method.window_model
+    )
     for name in ("prefix_cache", "direct_reuse", "cacheblend"):
         assert method(name, profile) == method(name)
     assert setup_named("exact", profile) == RecoverySetup(RecoveryPolicy.exact())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from patchkv_agents.baselines import PREFIX_CACHE
-from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, parse_messages
+from patchkv_agents.profiling.states import SharedStates
 from patchkv_agents.recovery import RecoveryPolicy
 from tests.engine.models import tiny_engine
+
+PREFIX_CACHE = RecoveryPolicy.named("prefix_cache")
 
 
 def conversation(result: str, **fields: str) -> Conversation:
@@ -56,7 +57,10 @@ def test_a_state_serves_again_and_again_and_goes_at_the_end(engine):
         replies = []
         for _ in range(2):
             thread, reply = states.resume(
-                state.thread, conversation("It snows."), PREFIX_CACHE, max_new_tokens=3
+                state.thread,
+                conversation("It snows."),
+                PREFIX_CACHE,
+                max_new_tokens=3,
             )
             states.release(thread)
             replies.append(reply)

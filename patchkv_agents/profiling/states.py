@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 
-from patchkv_agents.baselines.direct_reuse import DIRECT_REUSE
 from patchkv_agents.checkpoint.precision import PrecisionPolicy
 from patchkv_agents.context import Conversation, render
 from patchkv_agents.engine import Engine, Reply, Thread
-from patchkv_agents.recovery import RecoveryPolicy, Selection
+from patchkv_agents.recovery import Edited, Exact, RecoveryPolicy, Window
 
 LOSSLESS = PrecisionPolicy.lossless()
 
@@ -46,10 +45,11 @@ class SharedStates:
 
     def __init__(self, engine: Engine, *, answer_tokens: int, maps: bool = False) -> None:
         self._engine = engine
-        selection = Selection.EDITED if maps else Selection.BLOCKS
-        self._exact = replace(RecoveryPolicy.exact(), selection=selection)
+        self._exact = RecoveryPolicy("exact", Exact(records_map=maps))
         # Restores every row. What an exact policy recovers is not packed.
-        self._packing = replace(DIRECT_REUSE, name="stored", selection=selection)
+        self._packing = RecoveryPolicy(
+            "stored", Window(0, tail_tokens=1, rule=Edited(0.0) if maps else None)
+        )
         self._answer_tokens = answer_tokens
         self._states: dict[tuple[bytes, PrecisionPolicy], StoredState] = {}
         self._threads: set[str] = set()

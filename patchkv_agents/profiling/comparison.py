@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from patchkv_agents.baselines.states import SharedStates
 from patchkv_agents.context import ContextVersion, Conversation
 from patchkv_agents.divergence import first_token_kl
 from patchkv_agents.engine import Engine, Reply, Thread
+from patchkv_agents.profiling.states import SharedStates
 from patchkv_agents.progress import Progress, ProgressCallback, ignore_progress
 from patchkv_agents.recovery import RecoveryPolicy, RecoverySetup
 
@@ -85,7 +85,7 @@ def compare_methods(
     answer_tokens = max(max_new_tokens, CONTINUATION_TOKENS)
     steps = rounds * (len(methods) + 1)
     progress(Progress("prefill of the old context", 0, steps + 1))
-    maps = any(setup.policy.selection.needs_map for setup in methods)
+    maps = any(setup.policy.method.needs_map for setup in methods)
     with SharedStates(engine, answer_tokens=answer_tokens, maps=maps) as states:
         old_state = states.exact(old)
         origins: dict[str, Thread | None] = {"full_prefill": None}
