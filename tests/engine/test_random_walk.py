@@ -32,7 +32,7 @@ from .test_sharing import run_all
 from .test_thread import PATCH
 
 STEPS = int(os.environ.get("PATCHKV_WALK_STEPS", "60"))
-SEEDS = [int(seed) for seed in os.environ.get("PATCHKV_WALK_SEEDS", "1").split(",")]
+SEEDS = [int(seed) for seed in os.environ.get("PATCHKV_WALK_SEEDS", "4").split(",")]
 STUCK_S = 60
 TOLERANCE = 2e-4
 POLICIES = (None, PATCH, RecoveryPolicy.default())
@@ -483,13 +483,14 @@ class Worlds:
 
     def answer(self) -> None:
         if len(self.contexts) < 2 or self.random.random() < 0.1:
-            self.contexts[f"t{len(self.contexts)}"] = ["You answer.", self.text()]
+            texts = ["You answer.", f"The word is {{}}. {self.text()}", self.text(), self.text()]
+            self.contexts[f"t{len(self.contexts)}"] = texts
         name = self.random.choice([*self.contexts])
         texts = [*self.contexts[name]]
         edits, kind = [], self.random.choice(["append", "edit", "edit", "secret", "forget"])
         secret = next((i for i, text in enumerate(texts) if "{}" in text), None)
         index = self.random.randrange(1, min(3, len(texts)))
-        if kind == "append" and len(texts) < 5:
+        if kind == "append" and len(texts) < 7:
             texts += [self.text(), self.text()]
         elif kind == "edit" and index != secret:
             texts[index] = self.text()
