@@ -281,7 +281,7 @@ class KVSequence:
             except BaseException:
                 self._drop_cache()
                 raise
-            self._is_exact = policy.is_exact
+            self._is_exact = policy.method.is_exact
             return resumed
 
     def append(self, token_id: int) -> torch.Tensor:
@@ -343,7 +343,7 @@ class KVSequence:
             own=own_of(self.version, len(checkpoint)),
         )
         donors = []
-        for bound, version in self._versions.ranked(token_ids, exact=policy.is_exact):
+        for bound, version in self._versions.ranked(token_ids, exact=policy.method.is_exact):
             other = self._versions.get(version)
             if other is not None and other is not checkpoint:
                 donor = Donor(version, other, own=own_of(version, len(other)))

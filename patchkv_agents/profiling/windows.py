@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from patchkv_agents.alignment import Alignment
 from patchkv_agents.profiling.drift import BlockDrift
-from patchkv_agents.recovery.window import FEATURES, WindowModel, window_features
+from patchkv_agents.recovery.methods.window import FEATURES, WindowModel, window_features
 
 MIN_STRETCH = 128
 """Fewest tokens between an edit and the next one: shorter stretches tell no boundary."""

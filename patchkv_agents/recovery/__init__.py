@@ -18,12 +18,11 @@ from patchkv_agents.recovery.methods.rules import (
     Question,
     Tokens,
 )
+from patchkv_agents.recovery.methods.window import WindowModel
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
-from patchkv_agents.recovery.planning import plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 from patchkv_agents.recovery.report import RecoveryReport
 from patchkv_agents.recovery.setup import RecoverySetup
-from patchkv_agents.recovery.window import WindowModel
 
 __all__ = [
     "BlendMask",
@@ -46,5 +45,4 @@ __all__ = [
     "Tokens",
     "Window",
     "WindowModel",
-    "plan_recovery",
 ]

@@ -11,7 +11,6 @@ from patchkv_agents.alignment import align
 from patchkv_agents.checkpoint import Checkpoint
 from patchkv_agents.ranges import BoolArray, IntArray
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
-from patchkv_agents.recovery.planning import plan_recovery
 from patchkv_agents.recovery.policy import RecoveryPolicy
 
 Anchors = Sequence[tuple[tuple[int, int], tuple[int, int]]]
@@ -70,9 +69,8 @@ class Donor:
     ) -> RecoveryPlan:
         """What a recovery of `token_ids` (int64 `[tokens]`) from this version would do."""
         old = self.checkpoint
-        return plan_recovery(
+        return policy.method.plan(
             align(old.token_ids, token_ids, anchors=anchors_of(self.version)),
-            policy,
             origins=old.origins,
             available=self.usable(token_ids),
             scores=old.scores,

@@ -64,10 +64,7 @@ def test_what_was_chosen_late_is_what_a_plan_of_it_gives(model, edits, monkeypat
     labels = found.plan.labels
     other, _ = resumed(model, BASE, [], suspended=False)
     other.suspend()
-    monkeypatch.setattr(
-        "patchkv_agents.recovery.donors.plan_recovery",
-        lambda *args, **kwargs: replace(found.plan, run_twice=0),
-    )
+    monkeypatch.setattr(Window, "plan", lambda *args, **kwargs: replace(found.plan, run_twice=0))
     at_once = other.resume(sequence.token_ids, BASE)
     assert np.array_equal(at_once.plan.labels, labels)
     assert 0 < found.plan.count(RowLabel.RESTORED)

@@ -20,7 +20,7 @@ from patchkv_agents.profiling.windows import (
     oracle_boundary,
     sweep,
 )
-from patchkv_agents.recovery.window import FEATURES
+from patchkv_agents.recovery.methods.window import FEATURES
 
 
 def observation(

@@ -23,11 +23,9 @@ from patchkv_agents.recovery import (
     Exact,
     Published,
     Question,
-    RecoveryPolicy,
     Tokens,
     Window,
     WindowModel,
-    plan_recovery,
 )
 
 from ..engine.models import edited, random_ids
@@ -99,6 +97,6 @@ def states():
 def test_plans_are_those_that_were_pinned(states, name):
     digest = blake2b(digest_size=8)
     for alignment, state in states:
-        plan = plan_recovery(alignment, RecoveryPolicy("pinned", METHODS[name]), **state)
+        plan = METHODS[name].plan(alignment, **state)
         digest.update(plan.labels.tobytes() + plan.origins(state["origins"]).tobytes())
     assert digest.hexdigest() == PINNED[name]

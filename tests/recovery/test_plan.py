@@ -21,7 +21,6 @@ from patchkv_agents.recovery import (
     RowLabel,
     Tokens,
     Window,
-    plan_recovery,
 )
 
 # Old: 10 prefix, 4 replaced, 86 suffix. New: 10 prefix, 7 new, 86 suffix (103 tokens).
@@ -45,9 +44,8 @@ WINDOW_AND_TAIL = policy()
 
 def plan(alignment=ONE_EDIT, policy=None, origins=None, available=None, scores=None):
     tokens = alignment.tokens_old
-    return plan_recovery(
+    return (policy or WINDOW_AND_TAIL).method.plan(
         alignment,
-        policy or WINDOW_AND_TAIL,
         origins=np.zeros(tokens, np.int16) if origins is None else origins,
         available=np.ones(tokens, bool) if available is None else available,
         scores=np.zeros(tokens, np.float32) if scores is None else scores,
@@ -213,14 +211,14 @@ def test_every_plan_keeps_its_promises(old, new, window, fraction, tail, block, 
     first_stale = rng.integers(0, len(old) + 1)
     origins = np.where(np.arange(len(old)) < first_stale, 0, 1).astype(np.int16)
     available = rng.random(len(old)) < 0.9
-    found = plan_recovery(
+    chosen = policy(
+        window_tokens=window,
+        rule=Blocks(fraction),
+        tail_tokens=tail,
+        block_size=block,
+    )
+    found = chosen.method.plan(
         align(old, new, min_run=2),
-        policy(
-            window_tokens=window,
-            rule=Blocks(fraction),
-            tail_tokens=tail,
-            block_size=block,
-        ),
         origins=origins,
         available=available,
         scores=rng.random(len(old)).astype(np.float32),

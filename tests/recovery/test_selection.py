@@ -22,7 +22,6 @@ from patchkv_agents.recovery import (
     Tokens,
     Window,
     WindowModel,
-    plan_recovery,
 )
 
 # 200 tokens before and after; 4 replaced at 20, 2 at 60 and 10 at 100, by as many.
@@ -44,9 +43,8 @@ def policy(name="test", window_tokens=8, tail_tokens=4, block_size=4, **changes)
 
 def plan(policy, alignment=THREE_EDITS, scores=None, origins=None, block_map=None):
     tokens = alignment.tokens_old
-    return plan_recovery(
+    return policy.method.plan(
         alignment,
-        policy,
         origins=np.zeros(tokens, np.int16) if origins is None else origins,
         available=np.ones(tokens, bool),
         scores=np.zeros(tokens, np.float32) if scores is None else scores,

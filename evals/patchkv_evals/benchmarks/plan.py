@@ -29,7 +29,6 @@ from patchkv_agents.checkpoint.precision import (
 )
 from patchkv_agents.recovery import RecoveryPolicy
 from patchkv_agents.recovery.plan import RecoveryPlan
-from patchkv_agents.recovery.planning import plan_recovery
 from patchkv_evals.benchmarks.results import BenchResult, Column, spread
 from patchkv_evals.benchmarks.results import number as text_of
 from patchkv_evals.benchmarks.synthetic import (
@@ -116,9 +115,8 @@ def _planning(alignment: Alignment) -> Callable[[], RecoveryPlan]:
     blocks = -(-tokens // MAP_BLOCK)
     mass = np.tril(rng.random((blocks, blocks), dtype=np.float32))
     return partial(
-        plan_recovery,
+        RecoveryPolicy.default().method.plan,
         alignment,
-        RecoveryPolicy.default(),
         origins=np.zeros(tokens, dtype=np.int16),
         available=np.ones(tokens, dtype=bool),
         scores=scores / scores.sum(),

@@ -9,8 +9,7 @@ from typing import Literal
 from patchkv_agents.errors import InputError
 from patchkv_agents.recovery.methods.base import Method, OldRows, Repair
 from patchkv_agents.recovery.methods.rules import Tokens
-from patchkv_agents.recovery.methods.window import Window
-from patchkv_agents.recovery.window import WindowModel
+from patchkv_agents.recovery.methods.window import Window, WindowModel
 
 
 @dataclass(frozen=True, slots=True)

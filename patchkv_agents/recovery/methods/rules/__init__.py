@@ -1,6 +1,6 @@
 """Rules that choose rows by attention, one a file. A new one is a file and an entry here."""
 
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
+from patchkv_agents.recovery.methods.base import AttentionRule
 from patchkv_agents.recovery.methods.rules.blocks import Blocks
 from patchkv_agents.recovery.methods.rules.combined import Combined
 from patchkv_agents.recovery.methods.rules.contiguous import Contiguous

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from patchkv_agents.recovery.methods.base import OldRows
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
-from patchkv_agents.recovery.ranking import FloatArray
+from patchkv_agents.ranges import FloatArray
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from patchkv_agents.recovery.methods.base import OldRows
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
-from patchkv_agents.recovery.methods.rules.edited import edited_mass
-from patchkv_agents.recovery.ranking import FloatArray
+from patchkv_agents.ranges import FloatArray
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,5 +22,5 @@ class Combined(AttentionRule):
 
     def values(self, rows: OldRows) -> FloatArray:
         """The product; without a map, the attention received."""
-        mass, scores = edited_mass(rows), rows.scores[rows.old]
+        mass, scores = rows.edit_mass(), rows.scores[rows.old]
         return scores if mass is None else mass * scores

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from patchkv_agents.ranges import IntArray
-from patchkv_agents.recovery.methods.base import OldRows, Repair
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
-from patchkv_agents.recovery.ranking import FloatArray, nearest_tokens
+from patchkv_agents.ranges import FloatArray, IntArray, nearest_tokens
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows, Repair
 
 
 @dataclass(frozen=True, slots=True)

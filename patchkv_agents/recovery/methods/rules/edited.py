@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from patchkv_agents.recovery.edit_mass import edit_mass
-from patchkv_agents.recovery.methods.base import OldRows
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
-from patchkv_agents.recovery.ranking import FloatArray
-
-
-def edited_mass(rows: OldRows) -> FloatArray | None:
-    """Attention of each token's block to the edits, float32 `[tokens]`; None without a map."""
-    if rows.block_map is None or not rows.block_map.mass.any():
-        return None
-    return edit_mass(rows.block_map, rows.alignment)[rows.old // rows.block_map.block_size]
+from patchkv_agents.ranges import FloatArray
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +25,5 @@ class Edited(AttentionRule):
 
     def values(self, rows: OldRows) -> FloatArray:
         """The attention of each token's block to the edits."""
-        mass = edited_mass(rows)
+        mass = rows.edit_mass()
         return rows.scores[rows.old] if mass is None else mass

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from patchkv_agents.ranges import BoolArray, RowSet
-from patchkv_agents.recovery.methods.base import OldRows, RowRunner
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
+from patchkv_agents.ranges import BoolArray, FloatArray, RowSet, ranked, within
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows, RowRunner
 from patchkv_agents.recovery.plan import RecoveryPlan, RowLabel
-from patchkv_agents.recovery.ranking import FloatArray, ranked, within
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from patchkv_agents.ranges import BoolArray
-from patchkv_agents.recovery.methods.base import OldRows
-from patchkv_agents.recovery.methods.rules.base import AttentionRule
-from patchkv_agents.recovery.ranking import FloatArray, largest, ranked, within
+from patchkv_agents.ranges import BoolArray, FloatArray, largest, ranked, within
+from patchkv_agents.recovery.methods.base import AttentionRule, OldRows
 
 
 @dataclass(frozen=True, slots=True)
